@@ -19,6 +19,7 @@ from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.host_copies import host_copies
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
 from overlapscope.advice.losses.launch_bound import launch_bound
+from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
@@ -59,11 +60,13 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     host_copies,
     blocking_reductions,
     standing_still,
+    pausing_host,
 )
 """What a rank loses on its own: worth its time whoever waits for whom."""
+WHOEVER_WAITS: Final[tuple[Rule, ...]] = (*OF_ONE_RANK, flatten_gradients)
+"""Without a device `flatten_gradients` measures the rank that waits least."""
 RULES: Final[tuple[Rule, ...]] = (
-    *OF_ONE_RANK,
-    flatten_gradients,
+    *WHOEVER_WAITS,
     embedding_tail,
     small_collectives,
     busy_lane,
@@ -81,8 +84,10 @@ RULES: Final[tuple[Rule, ...]] = (
     little_compute,
 )
 SAME_TIME: Final = {
-    "flatten_gradients": ("small_collectives",),
+    "flatten_gradients": ("small_collectives", "embedding_tail"),
     "shared_cores": ("launch_bound", "blocking_calls"),
+    "data_loading": ("pausing_host",),
+    "garbage_collection": ("pausing_host",),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
 SHORTENS: Final = 1 / 3
@@ -108,7 +113,7 @@ def by_rules(
     first = _fixed_first(run, analysis, cross_rank, cores)
     given = RuleInput.of(run, analysis, cross_rank, alone)
     found = {each.id: each for each in (*first, cores) if each is not None}
-    found |= {each.id: each for rule in (OF_ONE_RANK if first else RULES) if (each := rule(given)) is not None}
+    found |= {each.id: each for rule in (WHOEVER_WAITS if first else RULES) if (each := rule(given)) is not None}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
@@ -185,14 +190,16 @@ def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendati
     figure follow. `no_change` comes after them, changes of numerics last of all; cores that many ranks share
     first.
 
-    `steps` divides the figures of those that are of the whole recording.
+    `steps` divides the figures of those that are of the whole recording. A pause that is longer than the wait for cores
+    comes before them: no scheduler makes it.
     """
+    pause_ns = max((each.loss_ns or 0 for each in found if each.id == "pausing_host"), default=0)
 
     def key(each: Recommendation) -> tuple[bool, bool, bool, float, float]:
         of = max(steps, 1) if each.per == "recording" else 1
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
-        first = not comes_first(each)
+        first = not comes_first(each) or (each.loss_ns or pause_ns) < pause_ns
         return each.changes_numerics, each.verdict == "no_change", first, -(loss or 0) / of, -(gain or 0) / of
 
     return sorted(found, key=key)

@@ -18,9 +18,16 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
-"""Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice."""
+"""Least all-reduces of a burst of unknown sizes: buckets of 25 MiB are fewer, up to models of a billion parameters. A
+choice. Of known sizes ..."""
+FEWER: Final = 8
+LEAST_BYTES: Final = 64 << 10
+"""... so many times as many as buckets of 25 MiB would be, and so large in all that they are no metrics. Choices."""
 ALIKE: Final = 0.9
-"""Calls of which this share has one size may be of layers. A choice."""
+"""Calls of which this share has one known size may be of layers. A choice."""
+AT_ONCE: Final = 0.5
+"""Calls of unknown sizes are no layers' where this share begins before the one before it ends: a layer needs the result
+of the one below it. A choice."""
 FEWEST_AVERAGES: Final = 2
 """Local SGD averages parameters every few steps: least steps that do."""
 BUCKET_BYTES: Final = 25 << 20
@@ -161,18 +168,34 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     return found
 
 
+def _are_small_parts(sizes: Ints) -> bool:
+    """Return whether calls of these bytes are many more than buckets would be."""
+    if sizes.size >= FEWEST_CALLS:
+        return bool(np.median(sizes) < BUCKET_BYTES)
+    total = int(sizes.sum()) if (sizes != NONE).all() else 0
+    return total >= LEAST_BYTES and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
+
+
+def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:
+    """Return whether calls may reduce activations of layers over ranks, which have one size."""
+    if (sizes == NONE).all():
+        order = np.argsort(start, kind="stable")
+        return bool((start[order][1:] < end[order][:-1]).mean() < AT_ONCE)
+    return bool(np.unique(sizes, return_counts=True)[1].max() >= ALIKE * sizes.size)
+
+
 def _burst(
     timeline: RankTimeline, compute: BusyTime, rows: Ints, window: int, *, averages: bool, in_backward: bool
 ) -> _Burst | None:
     """Return the burst that these calls are; None where they are few, large, or layers' over ranks, or compute goes on
     beside them and they are not hooks' `in_backward`."""
     calls = timeline.collectives
-    if rows.size < FEWEST_CALLS or np.median(calls.bytes[rows]) >= BUCKET_BYTES:
-        return None
-    # Activations of layers over ranks have one size; a device computes between such calls.
-    if not timeline.has_device and np.unique(calls.bytes[rows], return_counts=True)[1].max() >= ALIKE * rows.size:
+    if not _are_small_parts(calls.bytes[rows]):
         return None
     start, end = calls.start_ns[rows], calls.end_ns[rows]
+    # A device computes between activations of layers over ranks.
+    if not timeline.has_device and _may_be_layers(calls.bytes[rows], start, end):
+        return None
     first, last = int(start.min()), int(end.max())
     computed = int(compute.within(np.array([first]), np.array([last]))[0])
     comm = int((end - start).sum())

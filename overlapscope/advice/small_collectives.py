@@ -100,7 +100,8 @@ def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
 
 def _is_candidate(given: RuleInput, row: CollectiveRow, *, sharded: bool) -> bool:
     """`sharded`: gradients are reduced by reduce-scatters."""
-    if row.op in POINT_TO_POINT or row.op in OPS_WITHOUT_VOLUME or not row.transfer_ns_median:
+    # Each all-to-all of a layer needs what was computed from the one before.
+    if row.op in (*POINT_TO_POINT, "all_to_all") or row.op in OPS_WITHOUT_VOLUME or not row.transfer_ns_median:
         return False
     # Bucket sizes are recommended by the replay wherever gradients were recorded and all-reduces carry them.
     reduces = row.op == "all_reduce" and row.dimension in (None, DATA) and not sharded

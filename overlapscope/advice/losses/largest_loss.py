@@ -43,6 +43,10 @@ OF_IDLE: Final = frozenset(
 )
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
+BEGUN_APART: Final = "start_of_recording"
+MUCH_LEFT_OUT: Final = 0.1
+"""From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
+worth a figure that differs from the headline's."""
 USUAL: Final = ("Largest loss: ", "")
 """Words before a loss of usual steps: the largest one, or another."""
 UNEVEN_STAGES: Final = (
@@ -90,7 +94,9 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
 
     Steps that cost more than all that the others lose are named by none of them.
     """
-    exposed, idle = given.figures.exposed_comm_ns or 0, given.figures.idle_ns or 0
+    # Before all had begun to record nothing was lost: the others only seem to wait.
+    exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
+    idle = given.figures.idle_ns or 0
     of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
     others = max((each.loss_ns or 0 for each in found), default=0)
@@ -102,12 +108,18 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     return _exposed(given, exposed, late) if of_exposed else _idle(given, idle)
 
 
+def _left_out_ns(given: RuleInput) -> int:
+    """Return how much of the exposed time is of recordings that began apart, if that is much."""
+    begun_ns = given.cause_ns(BEGUN_APART)
+    return begun_ns if begun_ns >= MUCH_LEFT_OUT * (given.figures.exposed_comm_ns or 0) else 0
+
+
 def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recommendation:
     """Return what names exposed communication; `late` are stragglers that no other recommendation names."""
     rows = given.analysis.collectives
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
-    causes = given.figures.causes
+    causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", exposed))
     label = cause_label(cause, on_cpu=not given.run_has_device)
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
@@ -118,6 +130,8 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
+    left_out_ns = _left_out_ns(given)
+    of_ops += f", {ms(left_out_ns)} before all recorded left out" if left_out_ns else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
     why = f", {ms(ns)} of it: {label}{beside}" if largest in USUAL else ""

@@ -29,7 +29,6 @@ from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
 MIN_SHARE: Final = 0.05
@@ -296,14 +295,15 @@ def _stages(run: Run) -> dict[int, int]:
 
 
 def _is_pipeline(group: Group, run: Run) -> bool:
-    """Return whether the group is described as a pipeline group, or its members only send and receive in it."""
+    """Return whether the group is described as a pipeline group, or its members exchange messages as stages do."""
     dimension = dimension_of(group.description)
     if dimension is not None:
         return dimension == PIPELINE
-    ops: set[str] = set()
     for rank in group.ranks or ():
         timeline = run.ranks.get(rank)
-        if timeline is not None and group.name in timeline.names:
-            rows = timeline.collectives.group == timeline.names.index(group.name)
-            ops |= {timeline.names[code] for code in unique(timeline.collectives.op[rows]).tolist() if code >= 0}
-    return bool(ops) and ops <= POINT_TO_POINT
+        if timeline is not None and {group.name, PIPELINE} <= set(timeline.names):
+            calls, names = timeline.collectives, timeline.names
+            own = calls.group == names.index(group.name)
+            if (calls.dimension[own] == names.index(PIPELINE)).any():
+                return True
+    return False

@@ -111,7 +111,8 @@ def match_and_align(run: Run) -> CrossRank:
     if len(run.ranks) < 2:
         return CrossRank()
     matching = drop_of_several_groups(run, match(run))
-    hosts = shared_clocks(run, matching.blocks)
+    rooted = None if matching.blocks else drop_of_several_groups(run, match(run, ROOTED))
+    hosts = shared_clocks(run, rooted.blocks if rooted else matching.blocks)
     clocks = clock_offsets(matching.blocks, hosts)
     end_together = partial(
         drop_disagreeing,
@@ -128,7 +129,7 @@ def match_and_align(run: Run) -> CrossRank:
         clocks = clock_offsets(checked.blocks, hosts)
     known = join_by_uneven(clocks, checked.uneven, hosts)
     if not clock_set:
-        rooted = end_together(drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
+        rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
         checked = replace(checked, blocks=(*checked.blocks, *waited_in(rooted.blocks, clocks)))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])

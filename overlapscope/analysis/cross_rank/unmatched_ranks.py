@@ -1,6 +1,7 @@
 """Explain ranks without a matched call: recorded at another time, or without calls that could be paired."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -10,6 +11,11 @@ from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
 
+NO_CALLS: Final = "no collective with times was recorded on any rank: there is nothing to pair"
+ROOTED_ALONE: Final = (
+    "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
+    "broadcasts, it is not known how much of them is waiting"
+)
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
@@ -31,8 +37,12 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
                 alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
     reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
     if not tied and not (reasons or matching.reasons or pairs.reasons):
-        reasons.append("no collective with times was recorded on any rank: there is nothing to pair")
+        reasons.append(ROOTED_ALONE if _has_calls(run) else NO_CALLS)
     return tuple(reasons)
+
+
+def _has_calls(run: Run) -> bool:
+    return any((timeline.collectives.end_ns != NONE).any() for timeline in run.ranks.values())
 
 
 def _windows(run: Run) -> dict[int, tuple[int, int]]:

@@ -189,7 +189,9 @@ def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_not
     assert found["flatten_gradients"].evidence["calls"] == 60
     # From the start of the first call, at 205, to the end of the last, at 799.
     assert found["flatten_gradients"].gain_high_ns == 594 * US
-    assert "flatten_gradients" not in fired(one_by_one(20))
+    assert fired(one_by_one(20))["flatten_gradients"].evidence["calls"] == 20, "they fit into one bucket"
+    assert "flatten_gradients" not in fired(one_by_one(20, size_bytes=4)), "metrics"
+    assert "flatten_gradients" not in fired(one_by_one(20, size_bytes=5 << 20)), "four buckets are no eighth of 20"
     assert "flatten_gradients" not in fired(one_by_one(60, size_bytes=25 << 20))
     assert "flatten_gradients" not in fired(one_by_one(60, computed=4))  # backward goes on
     assert "flatten_gradients" not in fired(one_by_one(60, spent=0.4, computed=0.9))  # late launches of everything
@@ -215,16 +217,32 @@ def test_gradients_that_a_host_reduces_one_by_one_should_be_flattened_whoever_wa
         found = fired(calls_at_once(60, waits))["flatten_gradients"]
         assert (found.evidence["calls"], found.evidence["of"]) == (60, "gradients")
         assert found.gain_high_ns == 600 * US, "what rank 0 waits before is no matter of its calls"
-    assert "flatten_gradients" not in fired(calls_at_once(20))
+    assert "flatten_gradients" not in fired(calls_at_once(7))
     activations = calls_at_once(60)
     alike = {
         rank: replace(each, collectives=replace(each.collectives, bytes=np.where(each.collectives.seq % 20, 4096, 4)))
         for rank, each in activations.ranks.items()
     }
     assert "flatten_gradients" not in fired(replace(activations, ranks=alike))
-    few = calls_at_once(20).ranks[1]
+    few = calls_at_once(7).ranks[1]
     some = fired(replace(activations, ranks={0: activations.ranks[0], 1: few}))
     assert some["flatten_gradients"].evidence["calls"] == 60, "a stage may have few tensors"
+
+
+def without_sizes(run: Run) -> Run:
+    ranks = {
+        rank: replace(each, collectives=replace(each.collectives, bytes=np.full_like(each.collectives.bytes, NONE)))
+        for rank, each in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+def test_calls_of_unknown_size_are_gradients_if_made_at_once_and_layers_if_one_follows_the_other() -> None:
+    assert fired(without_sizes(calls_at_once(60)))["flatten_gradients"].evidence["calls"] == 60
+    assert "flatten_gradients" not in fired(without_sizes(calls_at_once(20))), "too few to be no buckets"
+    sent = [Sent(start=200 + 10 * at, end=209 + 10 * at) for at in range(60)]
+    layers = on_cores(always(Kernel(start=0, end=200), *sent, Kernel(start=900, end=990)))
+    assert "flatten_gradients" not in fired(without_sizes(layers))
 
 
 def in_phase(run: Run, phase: str) -> Run:

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import _held_ns, analyze
-from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, uneven_stages
+from overlapscope.analysis.checks.pipeline import _stages, ideal_bubble_ns, uneven_stages
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.timeline.columns import NONE, Telemetry, make
+from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
@@ -206,6 +208,21 @@ def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
     step[[row for row in range(len(step)) if table.peer[row] == 2 and step[row] == 1][:3]] = NONE
     cut = replace(lost.ranks[1], collectives=replace(table, step=step))
     assert said(replace(lost, ranks={1: cut})) == []
+
+
+def test_ranks_that_exchange_messages_with_all_others_are_no_stages():
+    """As where each averages its parameters with one other in turn; the first computes longest."""
+    run = pipeline([9, 5, 5], 8)
+    around = {}
+    for rank, each in run.ranks.items():
+        table = each.collectives
+        peer = np.where(np.arange(table.peer.size) % 2, (rank + 1) % 3, (rank + 2) % 3)
+        around[rank] = replace(each, collectives=replace(table, peer=peer, dimension=np.full_like(table.dimension, -1)))
+    group = Group(name="g", size=3, ranks=(0, 1, 2))
+    ranks = with_dimensions(around, (group,), 3)
+    assert _stages(replace(run, ranks=ranks, groups=(group,))) == {}
+    in_line = with_dimensions(run.ranks, (group,), 3)
+    assert _stages(replace(run, ranks=in_line, groups=(group,))) == {0: 0, 1: 1, 2: 2}
 
 
 def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.unmatched_ranks import ROOTED_ALONE
 from overlapscope.timeline.run import Run
 from tests.support.overlapping_calls import Met
 from tests.support.overlapping_calls import job as job_of_calls
@@ -84,8 +85,30 @@ def test_clocks_that_no_other_call_connects_say_nothing_of_broadcasts() -> None:
         calls, GROUPS, lasts=STEP * STEPS, step=STEP, has_device=False, clock={1: 12.0},
         hosts={0: "node0", 1: "node1"},
     )  # fmt: skip
-    assert not match_and_align(run).matching.blocks
+    found = match_and_align(run).matching
+    assert not found.blocks
+    assert found.reasons == (ROOTED_ALONE,)
     assert not analyze(run).skew.stragglers
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_calls_with_a_root_show_that_ranks_of_one_host_share_its_clock_where_there_are_no_others(
+    *, one_host: bool
+) -> None:
+    """As with a parameter server: gradients to the first rank, parameters from it."""
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    for step in range(STEPS):
+        at = step * STEP
+        for rank, computed in ((0, 30.0), (1, 50.0 + step)):
+            calls[rank] += [Met(start=at + computed, end=at + 60 + step, op="reduce", volume=4)]
+        for rank, updated in ((0, 80.0), (1, 61.0 + step)):
+            calls[rank] += [Met(start=at + updated, end=at + 90, op="broadcast", volume=4)]
+    hosts = {0: "node0", 1: "node0" if one_host else "node1"}
+    found = match_and_align(job_of_calls(calls, GROUPS, lasts=STEP * STEPS, step=STEP, has_device=False, hosts=hosts))
+    assert {block.op for block in found.matching.blocks} == ({"reduce", "broadcast"} if one_host else set())
+    if one_host:
+        assert found.waits[0].wait_ns == pytest.approx(sum(20 + step for step in range(STEPS)) * MS)
+        assert found.waits[1].wait_ns == pytest.approx(sum(19 - step for step in range(STEPS)) * MS)
 
 
 def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:

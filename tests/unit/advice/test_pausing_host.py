@@ -1,0 +1,81 @@
+"""Pauses of a training thread at one place of each step are named; those that a scheduler makes are not."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from overlapscope.advice.advise import ranked
+from overlapscope.advice.losses import pausing_host
+from overlapscope.analysis.result import Recommendation
+from tests.support.cpu_runs.cpu_steps import US, Call, Item, Mark, Op, cpu_run
+from tests.unit.advice.test_advice_rules import fired
+from tests.unit.advice.test_host_copies import BACKWARD, FORWARD
+
+TRAINED: tuple[Item, ...] = (*FORWARD, *BACKWARD, Call(start=701, end=720))
+LAST = Op("aten::add_", 985, 1000)
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of these runs are 1 ms."""
+    monkeypatch.setattr(pausing_host, "LONG_NS", 120 * US)
+
+
+def found(step: Callable[[int, int], Sequence[Item]]) -> Recommendation | None:
+    return fired(cpu_run(step)).get("pausing_host")
+
+
+def paused(length: float, *, more: Sequence[Item] = ()) -> list[Item]:
+    """Nothing for so long after 720, then operations until 985."""
+    return [*TRAINED, Op("aten::mul", 720 + length, 985), *more, LAST]
+
+
+def test_a_pause_of_one_rank_in_each_step_is_named_with_its_length_and_who_waits() -> None:
+    said = found(lambda step, rank: paused(200 if rank == 0 else 2))
+    assert said
+    assert said.loss_ns == 200 * US
+    assert said.evidence["ranks"] == [0]
+    assert "the training thread of rank 0 does nothing that was recorded for 0.2 ms of a 1 ms step" in said.title
+    assert said.title.endswith(", and others wait for it")
+    assert said.shown_by
+    assert said.shown_by.end_ns - said.shown_by.start_ns == 200 * US
+
+
+def test_a_pause_of_all_ranks_at_the_end_of_the_step_has_its_place_however_long_it_is() -> None:
+    said = found(lambda step, rank: [*TRAINED, Op("aten::mul", 720, 700 + 30 * step)])
+    assert said
+    assert said.evidence["ranks"] == [0, 1]
+    assert said.title.endswith("each time at the end of the step")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda step, rank: paused(80), id="short"),
+        pytest.param(lambda step, rank: paused((130, 250)[step % 2]), id="of many lengths, at no place"),
+        pytest.param(lambda step, rank: paused(200 if step % 2 else 2), id="in half of the steps"),
+        pytest.param(
+            lambda step, rank: [*FORWARD, Op("aten::mm", 430, 700), Op("aten::mul", 830, 985), LAST],
+            id="one of two",
+        ),
+    ],
+)
+def test_what_a_scheduler_may_make_is_not(step: Callable[[int, int], Sequence[Item]]) -> None:
+    assert found(step) is None
+
+
+def test_loading_that_was_recorded_is_named_instead() -> None:
+    loading = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 721, 919)
+    run = cpu_run(lambda step, rank: paused(200, more=(loading,)))
+    assert not {"pausing_host", "data_loading"} <= set(fired(run))
+
+
+def test_a_pause_that_is_longer_than_the_wait_for_cores_comes_before_them() -> None:
+    said = found(lambda step, rank: paused(200))
+    assert said
+    cores = Recommendation(
+        id="shared_cores", title="", verdict="change", predicted_gain_ns=None, gain_low_ns=None, gain_high_ns=None,
+        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="", per="step",
+        loss_ns=100 * US, evidence={"shares": {"0": 0.5}, "cores": 1, "ranks": [0, 1]}, measured=[], assumed=[],
+    )  # fmt: skip
+    assert [each.id for each in ranked([cores, said])] == ["pausing_host", "shared_cores"]
