@@ -111,8 +111,10 @@ def match_and_align(run: Run) -> CrossRank:
     if len(run.ranks) < 2:
         return CrossRank()
     matching = drop_of_several_groups(run, match(run))
-    rooted = None if matching.blocks else drop_of_several_groups(run, match(run, ROOTED))
-    hosts = shared_clocks(run, rooted.blocks if rooted else matching.blocks)
+    hosts, rooted = shared_clocks(run, matching.blocks), None
+    if not matching.blocks and not hosts:
+        rooted = drop_of_several_groups(run, match(run, ROOTED))
+        hosts = shared_clocks(run, rooted.blocks)
     clocks = clock_offsets(matching.blocks, hosts)
     end_together = partial(
         drop_disagreeing,

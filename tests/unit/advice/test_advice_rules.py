@@ -159,6 +159,7 @@ def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_ex
     assert small.gain_high_ns == 380 * US  # one of the twenty remains
     assert "horovod" not in small.apply
     assert "small_collectives" in fired(many(20, size_bytes=2000))
+    assert "small_collectives" not in fired(many(20, size_bytes=2000, op="all_to_all")), "each needs the one before"
 
 
 @pytest.mark.parametrize("behind", [True, False])

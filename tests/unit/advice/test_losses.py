@@ -150,6 +150,20 @@ def test_the_largest_loss_is_named_where_no_rule_addresses_it() -> None:
     assert exposed["exposed_communication"].gain_high_ns is None, "nothing says that any of it can be saved"
 
 
+@pytest.mark.parametrize(("begun_us", "loss_us"), [(400, 190), (30, 590)])
+def test_waiting_before_all_have_begun_to_record_is_no_loss_of_the_job(begun_us: int, loss_us: int) -> None:
+    """Where it is much; less is not worth another figure than the headline's."""
+    run = always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990))
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    causes = {"dependency": (590 - begun_us) * US, "start_of_recording": begun_us * US}
+    analysis = replace(analysis, headline=replace(analysis.headline, causes=causes))
+    found = {each.id: each for each in by_rules(run, analysis, together)}["exposed_communication"]
+    assert found.loss_ns == loss_us * US
+    assert ("before all recorded left out" in found.title) is (loss_us == 190)
+    assert "recordings began apart" not in found.title
+
+
 def test_a_loss_that_is_addressed_is_not_named_twice() -> None:
     found = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))
     assert set(found) == {"launch_bound"}

@@ -231,6 +231,8 @@ def test_a_rank_of_a_light_stage_computes_longer_than_its_peers_though_not_than_
         ((30,), 3, True),
         ((30, 28, 31), 3, True),
         ((60, 20, 35), 3, False),
+        pytest.param((60, 40, 35, 45), 4, True, id="by half as much or more in four"),
+        ((60, 20, 35, 45), 4, False),
         ((30,), 2, False),
         pytest.param((8,), 3, False, id="no longer than turns on a core"),
         ((30, 30, 0, 30, 0), 5, True),
