@@ -86,7 +86,7 @@ _OURS: Final = _words(
     "|log|long|look|lost|low|matched|matrix|max|may|mb|mean|measured|measurements|median|megatron|members|memory"
     "|messages|mhz|mib|min|mismatch|missing|mixed|more|most|models|moved|moving|ms|names|narrow|nccl|negotiation"
     "|negotiations|network|no|node|nor|not|ns|nsight|nvls|odd|of|off|on|one|only|op|operation|operations|optimizer|or|other"
-    "|others|out|output|outside|overlap|overlapped|overlapscope|p2p|pairs|parallelism|path|paths|pcie|peer|peers|per|perfetto"
+    "|others|out|output|outside|overlap|overlapped|overlapscope|p2p|pairs|parallelism|path|paths|paused|pausing|pcie|peer|peers|per|perfetto"
     "|pipeline|plugin|possible|potential|power|predicted|preparing|profiler|progress|queue|queued|range|rank|ranks|ratio"
     "|rdma|reasons|received|receiver|receiving|recorded|recorder|recording|recv|reduce|reducescatter|regrouped|repair"
     "|repaired|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender|sending|seq|setting|share"

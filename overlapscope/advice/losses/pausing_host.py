@@ -79,7 +79,6 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         evidence={
             "ranks": ranks,
             "paused_ns": {str(each.rank): each.length_ns for each in worth},
-            "place": {str(each.rank): each.place for each in worth},
         },
         shown_by=ShownBy(
             rank=most.rank, start_ns=most.longest.start_ns, end_ns=most.longest.end_ns, call=None, op=None, chain=[]
@@ -112,14 +111,14 @@ def _paused(timeline: RankTimeline, windows: Windows) -> _Paused | None:
 
 def _place(timeline: RankTimeline, pauses: Sequence[_Pause], fewest: float) -> str | None:
     """Return in words where at least so many of the pauses are; None where they are at no one place."""
-    for words, names in (("before", [each.before for each in pauses]), ("after", [each.after for each in pauses])):
+    for names in ([each.before for each in pauses], [each.after for each in pauses]):
         name, number = Counter(names).most_common(1)[0] if names else ("", 0)
         if number < fewest:
             continue
         if name in (BEGINS, ENDS):
             return f"at {name}"
         if np.mean(timeline.spans.name == timeline.names.index(name)) <= RARE:
-            return f"{words} {name}"
+            return "at one place"
     return None
 
 
