@@ -63,10 +63,9 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     pausing_host,
 )
 """What a rank loses on its own: worth its time whoever waits for whom."""
-WHOEVER_WAITS: Final[tuple[Rule, ...]] = (*OF_ONE_RANK, flatten_gradients)
-"""Without a device `flatten_gradients` measures the rank that waits least."""
 RULES: Final[tuple[Rule, ...]] = (
-    *WHOEVER_WAITS,
+    *OF_ONE_RANK,
+    flatten_gradients,
     embedding_tail,
     small_collectives,
     busy_lane,
@@ -86,8 +85,6 @@ RULES: Final[tuple[Rule, ...]] = (
 SAME_TIME: Final = {
     "flatten_gradients": ("small_collectives", "embedding_tail"),
     "shared_cores": ("launch_bound", "blocking_calls"),
-    "data_loading": ("pausing_host",),
-    "garbage_collection": ("pausing_host",),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
 SHORTENS: Final = 1 / 3
@@ -113,7 +110,9 @@ def by_rules(
     first = _fixed_first(run, analysis, cross_rank, cores)
     given = RuleInput.of(run, analysis, cross_rank, alone)
     found = {each.id: each for each in (*first, cores) if each is not None}
-    found |= {each.id: each for rule in (WHOEVER_WAITS if first else RULES) if (each := rule(given)) is not None}
+    # Without a device `flatten_gradients` measures the rank that waits least.
+    whoever_waits = OF_ONE_RANK if given.run_has_device else (*OF_ONE_RANK, flatten_gradients)
+    found |= {each.id: each for rule in (whoever_waits if first else RULES) if (each := rule(given)) is not None}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
@@ -193,13 +192,21 @@ def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendati
     `steps` divides the figures of those that are of the whole recording. A pause that is longer than the wait for cores
     comes before them: no scheduler makes it.
     """
-    pause_ns = max((each.loss_ns or 0 for each in found if each.id == "pausing_host"), default=0)
 
-    def key(each: Recommendation) -> tuple[bool, bool, bool, float, float]:
-        of = max(steps, 1) if each.per == "recording" else 1
+    def per_step(each: Recommendation, ns: float | None) -> float:
+        return (ns or 0) / (max(steps, 1) if each.per == "recording" else 1)
+
+    cores_ns = max((per_step(each, each.loss_ns) for each in found if comes_first(each)), default=None)
+
+    def place(each: Recommendation) -> int:
+        if each.id == "pausing_host" and cores_ns is not None and per_step(each, each.loss_ns) > cores_ns:
+            return 0
+        return 1 if comes_first(each) else 2
+
+    def key(each: Recommendation) -> tuple[bool, bool, int, float, float]:
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
-        first = not comes_first(each) or (each.loss_ns or pause_ns) < pause_ns
-        return each.changes_numerics, each.verdict == "no_change", first, -(loss or 0) / of, -(gain or 0) / of
+        by_loss, by_gain = -per_step(each, loss), -per_step(each, gain)
+        return each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
 
     return sorted(found, key=key)

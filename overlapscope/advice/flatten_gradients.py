@@ -18,11 +18,14 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
-"""Least all-reduces of a burst of unknown sizes: buckets of 25 MiB are fewer, up to models of a billion parameters. A
-choice. Of known sizes ..."""
+"""Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice. Or, where
+all sizes are known, ..."""
 FEWER: Final = 8
+"""... so many times as many as buckets of 25 MiB would be. A choice."""
 LEAST_BYTES: Final = 64 << 10
-"""... so many times as many as buckets of 25 MiB would be, and so large in all that they are no metrics. Choices."""
+"""Calls of known sizes that are less in all are metrics. A choice."""
+ODD_ONES: Final = 2
+"""Among few layers' calls so many may have another size: one at each end."""
 ALIKE: Final = 0.9
 """Calls of which this share has one known size may be of layers. A choice."""
 AT_ONCE: Final = 0.5
@@ -170,10 +173,13 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
 
 def _are_small_parts(sizes: Ints) -> bool:
     """Return whether calls of these bytes are many more than buckets would be."""
+    known = bool((sizes != NONE).all())
+    total = int(sizes.sum()) if known else 0
+    if known and total < LEAST_BYTES:
+        return False
     if sizes.size >= FEWEST_CALLS:
         return bool(np.median(sizes) < BUCKET_BYTES)
-    total = int(sizes.sum()) if (sizes != NONE).all() else 0
-    return total >= LEAST_BYTES and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
+    return known and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
 
 
 def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:
@@ -181,7 +187,7 @@ def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:
     if (sizes == NONE).all():
         order = np.argsort(start, kind="stable")
         return bool((start[order][1:] < end[order][:-1]).mean() < AT_ONCE)
-    return bool(np.unique(sizes, return_counts=True)[1].max() >= ALIKE * sizes.size)
+    return bool(np.unique(sizes, return_counts=True)[1].max() >= min(ALIKE * sizes.size, sizes.size - ODD_ONES))
 
 
 def _burst(

@@ -56,7 +56,7 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
             left_out = True
             continue
         if language == "python":
-            code, output = ran_python(text, tmp_path, missing)
+            code, output = ran_python(text, tmp_path, environment)
             assert code == 0, (text, output)
             continue
         for command in text.strip().splitlines():
@@ -81,11 +81,13 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
         pytest.skip("dry runs need a newer torch: their examples were left out")
 
 
-def ran_python(text: str, folder: Path, no_torch: bool) -> tuple[int, str]:
-    if no_torch:
-        done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False)
+def ran_python(text: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    if find_spec("torch") is None:
+        done = subprocess.run(
+            [sys.executable, "-c", text], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         return done.returncode, done.stderr
-    (ended,) = start([["-c", text]], folder=folder).wait(300)
+    (ended,) = start([["-c", text]], folder=folder, PATH=environment["PATH"]).wait(300)
     return ended.code, ended.output
 
 

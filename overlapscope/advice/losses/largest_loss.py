@@ -145,10 +145,11 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         apply=({"look": LOOK} if late else {})
         | (_apply(given, cause) if largest in USUAL else {"look": LOOK_AT_STEPS}),
         evidence={
-            "exposed_comm_ns": exposed,
+            "exposed_comm_ns": exposed + left_out_ns,
             "causes": dict(given.figures.causes),
             "by_op": {op: {"exposed_ns": by_op[op]} for op in ops},
         }
+        | ({"before_all_recorded_ns": left_out_ns} if left_out_ns else {})
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],

@@ -1,6 +1,5 @@
 """Rule: without a device, a training thread does nothing that was recorded for long, at one place of each step."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,7 +10,7 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.columns import COMM, COMPUTE
-from overlapscope.timeline.intervals import Intervals, difference, union
+from overlapscope.timeline.intervals import Intervals, complement, union
 from overlapscope.timeline.run import RankTimeline
 
 LONG_NS: Final = 12_000_000
@@ -21,11 +20,10 @@ STANDS_OUT: Final = 2.0
 FEWEST_STEPS: Final = 3
 IN_STEPS: Final = 0.75
 """In this share of a rank's steps the longest pause is at one place, or of one length. A choice."""
-RARE: Final = 0.1
-"""Work of a name that this share of the spans has, or less, marks a place. A choice."""
 STEADY: Final = 0.15
 """Pauses are of one length if they differ from their median by at most this share. A choice."""
-BEGINS, ENDS = "the begin of the step", "the end of the step"
+NAMED: Final = frozenset({"data_loading", "garbage_collection"})
+"""Idle time that other recommendations name, where it was recorded."""
 
 
 class _Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +31,9 @@ class _Pause(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns: int
     end_ns: int
-    after: str
-    before: str
+    begins: bool
+    """Whether it is at the begin of the window."""
+    ends: bool
     next_longest_ns: int
 
     @property
@@ -56,19 +55,18 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
     """Return the recommendation for the ranks that pause so, where the longest pause is worth it; else None."""
     if given.run_has_device or given.job.serves or given.per != "step":
         return None
-    every = [each for timeline, windows in given.some_ranks() if (each := _paused(timeline, windows)) is not None]
+    every = [each for rank in given.windows if (each := _of_rank(given, rank)) is not None]
     worth = [each for each in every if given.is_worth(each.length_ns)]
     if not worth:
         return None
     most = max(worth, key=lambda each: each.length_ns)
     ranks = sorted(each.rank for each in worth)
     whose = f"the training thread{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
-    waits = ", and others wait for it" if len(ranks) < len(given.run.ranks) else ""
     return recommended(
         given,
         id="pausing_host",
         title=f"Find why {whose} {'do' if len(ranks) > 1 else 'does'} nothing that was recorded for "
-        f"{ms(most.length_ns)} of a {ms(given.step_ns)} {given.per}, each time {most.place}{waits}",
+        f"{ms(most.length_ns)} of a {ms(given.step_ns)} {given.per}, each time {most.place}",
         verdict="look",
         loss_ns=most.length_ns,
         apply={
@@ -89,17 +87,25 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _paused(timeline: RankTimeline, windows: Windows) -> _Paused | None:
-    """Return the pauses of a rank, if those of most steps are long and at one place."""
+def _of_rank(given: RuleInput, rank: int) -> _Paused | None:
+    recorded = [each.when for each in given.host_losses.get(rank, ()) if each.kind in NAMED]
+    return _paused(given.run.ranks[rank].at_hand(), given.windows[rank], union(*recorded))
+
+
+def _paused(timeline: RankTimeline, windows: Windows, recorded: Intervals) -> _Paused | None:
+    """Return the pauses of a rank, if those of most steps are long and at one place.
+
+    `recorded` is the time of loading and of garbage collections, which other recommendations name.
+    """
     if len(windows) < FEWEST_STEPS:
         return None
     spans = timeline.spans
     busy = np.isin(spans.kind, (COMM, COMPUTE))
-    done = union((spans.start_ns[busy], spans.end_ns[busy]))
-    found = [_longest(timeline, done, start, end) for start, end in windows]
+    done = union((spans.start_ns[busy], spans.end_ns[busy]), recorded)
+    idle = complement(done, min(start for start, _ in windows), max(end for _, end in windows))
+    found = [_longest(idle, start, end) for start, end in windows]
     long = [each for each in found if each and each.length_ns >= max(LONG_NS, STANDS_OUT * each.next_longest_ns)]
-    fewest = IN_STEPS * len(windows)
-    place = _place(timeline, long, fewest) or _length(long, fewest)
+    place = _place(long, IN_STEPS * len(windows))
     if place is None:
         return None
     lengths = [0 if each is None else each.length_ns for each in found]
@@ -109,37 +115,27 @@ def _paused(timeline: RankTimeline, windows: Windows) -> _Paused | None:
     )  # fmt: skip
 
 
-def _place(timeline: RankTimeline, pauses: Sequence[_Pause], fewest: float) -> str | None:
-    """Return in words where at least so many of the pauses are; None where they are at no one place."""
-    for names in ([each.before for each in pauses], [each.after for each in pauses]):
-        name, number = Counter(names).most_common(1)[0] if names else ("", 0)
-        if number < fewest:
-            continue
-        if name in (BEGINS, ENDS):
-            return f"at {name}"
-        if np.mean(timeline.spans.name == timeline.names.index(name)) <= RARE:
-            return "at one place"
-    return None
-
-
-def _length(pauses: Sequence[_Pause], fewest: float) -> str | None:
-    """Return in words that at least so many of the pauses are of one length; None where they are not."""
+def _place(pauses: Sequence[_Pause], fewest: float) -> str | None:
+    """Return in words where at least so many of the pauses are, or that they are of one length; else None."""
+    for words, those in (
+        ("at the end of the step", [each.ends for each in pauses]),
+        ("at the begin of the step", [each.begins for each in pauses]),
+    ):
+        if sum(those) >= fewest:
+            return words
     lengths = np.array([each.length_ns for each in pauses], np.int64)
     usual = float(np.median(lengths)) if lengths.size else 0.0
-    return "for as long" if (np.abs(lengths - usual) <= STEADY * usual).sum() >= fewest else None
+    return "for as long" if (np.abs(lengths - usual) <= STEADY * usual).sum() >= max(fewest, 1) else None
 
 
-def _longest(timeline: RankTimeline, done: Intervals, start: int, end: int) -> _Pause | None:
-    idle = difference(Intervals(np.array([start]), np.array([end])), done)
-    if not idle.starts.size:
+def _longest(idle: Intervals, start: int, end: int) -> _Pause | None:
+    first, last = np.searchsorted(idle.ends, start, side="right"), np.searchsorted(idle.starts, end)
+    starts, ends = np.maximum(idle.starts[first:last], start), np.minimum(idle.ends[first:last], end)
+    if not starts.size:
         return None
-    lengths = idle.ends - idle.starts
+    lengths = ends - starts
     at = int(lengths.argmax())
-    begin, until = int(idle.starts[at]), int(idle.ends[at])
-    spans, names = timeline.spans, timeline.names
-    before, after = np.flatnonzero(spans.end_ns == begin), np.flatnonzero(spans.start_ns == until)
     return _Pause(
-        start_ns=begin, end_ns=until, next_longest_ns=int(np.delete(lengths, at).max(initial=0)),
-        after=names[spans.name[before[0]]] if before.size and begin > start else BEGINS,
-        before=names[spans.name[after[0]]] if after.size and until < end else ENDS,
+        start_ns=int(starts[at]), end_ns=int(ends[at]), begins=bool(starts[at] == start), ends=bool(ends[at] == end),
+        next_longest_ns=int(np.delete(lengths, at).max(initial=0)),
     )  # fmt: skip

@@ -29,6 +29,7 @@ from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
 MIN_SHARE: Final = 0.05
@@ -295,15 +296,22 @@ def _stages(run: Run) -> dict[int, int]:
 
 
 def _is_pipeline(group: Group, run: Run) -> bool:
-    """Return whether the group is described as a pipeline group, or its members exchange messages as stages do."""
+    """Return whether the group is described as a pipeline group, or its members only send to their neighbours in it and
+    receive from them, as far as peers are recorded."""
     dimension = dimension_of(group.description)
     if dimension is not None:
         return dimension == PIPELINE
-    for rank in group.ranks or ():
+    members, found = list(group.ranks or ()), False
+    for place, rank in enumerate(members):
         timeline = run.ranks.get(rank)
-        if timeline is not None and {group.name, PIPELINE} <= set(timeline.names):
-            calls, names = timeline.collectives, timeline.names
-            own = calls.group == names.index(group.name)
-            if (calls.dimension[own] == names.index(PIPELINE)).any():
-                return True
-    return False
+        if timeline is None or group.name not in timeline.names:
+            continue
+        calls, names = timeline.collectives, timeline.names
+        own = calls.group == names.index(group.name)
+        next_to = [*members[max(place - 1, 0) : place], *members[place + 1 : place + 2], NONE]
+        if not all(names[code] in POINT_TO_POINT for code in unique(calls.op[own]).tolist() if code >= 0):
+            return False
+        if not np.isin(calls.peer[own], next_to).all():
+            return False
+        found |= bool(own.any())
+    return found

@@ -9,6 +9,7 @@ from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.run import Run
 
 NO_CALLS: Final = "no collective with times was recorded on any rank: there is nothing to pair"
@@ -16,6 +17,7 @@ ROOTED_ALONE: Final = (
     "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
     "broadcasts, it is not known how much of them is waiting"
 )
+NOT_SHARED: Final = "ranks share no call that all members of a group make"
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
@@ -37,8 +39,17 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
                 alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
     reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
     if not tied and not (reasons or matching.reasons or pairs.reasons):
-        reasons.append(ROOTED_ALONE if _has_calls(run) else NO_CALLS)
+        reasons.append(ROOTED_ALONE if _ranks_with_roots(run) > 1 else NO_CALLS if not _has_calls(run) else NOT_SHARED)
     return tuple(reasons)
+
+
+def _ranks_with_roots(run: Run) -> int:
+    """Return how many ranks made calls with a root."""
+    found = 0
+    for timeline in run.ranks.values():
+        codes = [code for code, name in enumerate(timeline.names) if name in ROOTED]
+        found += bool(np.isin(timeline.collectives.op, codes).any())
+    return found
 
 
 def _has_calls(run: Run) -> bool:

@@ -79,8 +79,6 @@ FEWEST_ALIKE: Final = 3
 AS_MUCH, MOSTLY_ALIKE = 0.8, 0.9
 """Its delays of at least the first share of the largest hold the second share of them all."""
 MOST_OF_DELAYS: Final = 0.5
-STEADY: Final = 0.5
-"""From MANY_STEPS such delays on this share of the largest is enough: chance makes longer and shorter ones."""
 TURNS_NS: Final = 12_000_000
 """It is late by more than two turns on a core in a step, of 2 to 6 ms each: equal hosts that share cores may take them
 in the same order each time."""
@@ -283,9 +281,6 @@ def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, cove
     delays = _occasions(theirs, by_step=True)
     if delays.size < FEWEST_ALIKE:
         return False
-    steady = delays[delays >= STEADY * delays.max()]
-    if steady.size >= MANY_STEPS and delays.max() >= TURNS_NS and steady.sum() >= MOSTLY_ALIKE * delays.sum():
-        return True
     for did in (delays, *longer_by_step(theirs, coverage)):
         alike = did[did >= AS_MUCH * did.max()]
         most = max(MOSTLY_ALIKE * float(np.abs(did).sum()), MOST_OF_DELAYS * float(delays.sum()))

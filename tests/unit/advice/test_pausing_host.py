@@ -1,8 +1,10 @@
 """Pauses of a training thread at one place of each step are named; those that a scheduler makes are not."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import ranked
 from overlapscope.advice.losses import pausing_host
@@ -36,7 +38,7 @@ def test_a_pause_of_one_rank_in_each_step_is_named_with_its_length_and_who_waits
     assert said.loss_ns == 200 * US
     assert said.evidence["ranks"] == [0]
     assert "the training thread of rank 0 does nothing that was recorded for 0.2 ms of a 1 ms step" in said.title
-    assert said.title.endswith(", and others wait for it")
+    assert said.title.endswith("each time for as long")
     assert said.shown_by
     assert said.shown_by.end_ns - said.shown_by.start_ns == 200 * US
 
@@ -66,16 +68,38 @@ def test_what_a_scheduler_may_make_is_not(step: Callable[[int, int], Sequence[It
 
 def test_loading_that_was_recorded_is_named_instead() -> None:
     loading = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 721, 919)
-    run = cpu_run(lambda step, rank: paused(200, more=(loading,)))
-    assert not {"pausing_host", "data_loading"} <= set(fired(run))
+    fired_ = fired(cpu_run(lambda step, rank: paused(200, more=(loading,))))
+    assert "data_loading" in fired_
+    assert "pausing_host" not in fired_
+
+
+def test_a_pause_that_is_longer_than_loading_is_named() -> None:
+    loading = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 99)
+    step = [loading, Op("aten::linear", 100, 300), *BACKWARD, Call(start=701, end=720), Op("aten::mul", 720, 780)]
+    said = found(lambda step_, rank: step)
+    assert said
+    assert said.loss_ns == 220 * US
+
+
+def test_many_ranks_that_pause_are_all_named() -> None:
+    run = cpu_run(lambda step, rank: [*TRAINED, Op("aten::mul", 720, 780)], ranks=12)
+    assert fired(run)["pausing_host"].evidence["ranks"] == list(range(12))
+    run = cpu_run(lambda step, rank: paused(200 if rank == 9 else 2), ranks=12)
+    assert fired(run)["pausing_host"].evidence["ranks"] == [9]
 
 
 def test_a_pause_that_is_longer_than_the_wait_for_cores_comes_before_them() -> None:
     said = found(lambda step, rank: paused(200))
     assert said
-    cores = Recommendation(
-        id="shared_cores", title="", verdict="change", predicted_gain_ns=None, gain_low_ns=None, gain_high_ns=None,
-        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="", per="step",
-        loss_ns=100 * US, evidence={"shares": {"0": 0.5}, "cores": 1, "ranks": [0, 1]}, measured=[], assumed=[],
-    )  # fmt: skip
-    assert [each.id for each in ranked([cores, said])] == ["pausing_host", "shared_cores"]
+    late = replace(said, id="late_rank", loss_ns=300 * US)
+
+    def cores(loss_ns: int, per: Literal["step", "recording"] = "step") -> Recommendation:
+        evidence = {"shares": {"0": 0.5}, "cores": 1, "ranks": [0, 1]}
+        return replace(said, id="shared_cores", verdict="change", per=per, loss_ns=loss_ns, evidence=evidence)
+
+    def order(*every: Recommendation) -> list[str]:
+        return [each.id for each in ranked(every, steps=100)]
+
+    assert order(cores(100 * US), late, said) == ["pausing_host", "shared_cores", "late_rank"]
+    assert order(cores(300 * US), late, said) == ["shared_cores", "late_rank", "pausing_host"]
+    assert order(cores(1_000 * US, "recording"), late, said)[0] == "pausing_host", "10 us a step"

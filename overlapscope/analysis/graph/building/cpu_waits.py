@@ -33,8 +33,9 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
 
 LOOK_BACK: Final = 80
-WOKEN_BEFORE_NS: Final = 1_000_000
-"""gloo wakes who waits for a call before it marks its end: the operation that follows may begin so much earlier, ..."""
+WOKEN_NS: Final = 5_000_000
+"""gloo wakes who waits for a call before it marks its end, and either may lose its core for a turn: the operation that
+follows may begin so much earlier or later than the end, ..."""
 OF_PAUSE: Final = 0.1
 """... but for no more than this share of the pause before it."""
 
@@ -88,7 +89,7 @@ def cpu_waits(spans: Spans) -> CpuWaits:
         edges_of(
             ends + awaited[waits], starts + waits,
             # Where another thread went on meanwhile, both bind: of the two the wait is shown.
-            np.where(handed[waits] < 0, _after(lag), np.int8(SYNC)), INFERRED, lag,
+            np.where(handed[waits] < 0, _after(lag, pause[waits]), np.int8(SYNC)), INFERRED, lag,
         ),
         edges_of(ends + handed[over], starts + over, HAND_OVER, INFERRED, start[over] - end[handed[over]]),
         edges_of(ends + prev[queued], starts + at[queued], ON_LANE, ORDER, np.where(behind, pause, 0)[queued]),
@@ -145,7 +146,7 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     taken[waits] = np.minimum(taken[waits], CALL_TAKES_NS)
     return [
         edges_of(node[before], there, kind, ORDER, taken),
-        edges_of(ends + awaited[waits], there[waits], _after(after[waits]), INFERRED, after[waits]),
+        edges_of(ends + awaited[waits], there[waits], _after(after[waits], 0), INFERRED, after[waits]),
     ]
 
 
@@ -156,7 +157,7 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     ends = spans.end_ns[by_end]
     pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
-    late = np.minimum((OF_PAUSE * pause).astype(np.int64), WOKEN_BEFORE_NS)
+    late = np.minimum((OF_PAUSE * pause).astype(np.int64), WOKEN_NS)
     at = np.searchsorted(ends, spans.start_ns[asking] + late, side="right")
     for _ in range(LOOK_BACK):
         at = at - 1
@@ -173,12 +174,14 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     return found
 
 
-def _after(lag_ns: Ints) -> Small:
+def _after(lag_ns: Ints, pause_ns: Ints | int) -> Small:
     """Return the kind of edges from the ends of collectives that were waited for to what their thread did next.
 
-    gloo wakes a thread before it marks the end. A silence after it is no wait but a pause of the host.
+    gloo wakes a thread before it marks the end. A silence after it is no wait but a pause of the host, unless it is
+    short beside the whole pause of the thread.
     """
-    return np.where(lag_ns < SILENCE_NS, SYNC, HOST_STRETCH).astype(np.int8)
+    woken = np.minimum(OF_PAUSE * np.asarray(pause_ns), WOKEN_NS)
+    return np.where(lag_ns < np.maximum(woken, SILENCE_NS), SYNC, HOST_STRETCH).astype(np.int8)
 
 
 def _handed(spans: Spans, works: Ints, before: Ints) -> Ints:
