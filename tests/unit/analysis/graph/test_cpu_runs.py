@@ -69,6 +69,23 @@ def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int,
     assert ("host", 100, 2300, 5 if waited else 2200) in edges(graph)
 
 
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [
+        pytest.param(63_000, "sync", id="4 ms after who waited went on"),
+        pytest.param(64_800, "host", id="6 ms after it: another call"),
+        pytest.param(55_000, "sync", id="4 ms before: its thread had lost its core for a turn"),
+        pytest.param(52_000, "host", id="7 ms before: a pause"),
+    ],
+)
+def test_beside_a_long_wait_either_may_lose_its_core_for_a_turn(ends: int, kind: str) -> None:
+    """Two ranks on busy cores: a thread stands still for 59 ms, beside an all-reduce."""
+    begins = 59_000
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, ends, 105), (COMPUTE, 0, begins, begins + 100, None)])
+    waited = {each[0] for each in edges(graph) if each[2] == begins and each[1] == ends}
+    assert waited == ({kind} if ends < begins + 5_000 else set())
+
+
 def test_what_a_thread_does_long_after_the_collective_that_it_waited_for_is_its_own_pause() -> None:
     # As DDP with gradients that are views of its buckets, and a sleep of 20 ms between backward and optimizer.
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 20300, 20400, None)])
