@@ -112,9 +112,9 @@ def match_and_align(run: Run) -> CrossRank:
         return CrossRank()
     matching = drop_of_several_groups(run, match(run))
     hosts, rooted = shared_clocks(run, matching.blocks), None
-    if not (matching.blocks or matching.uneven or match_pairs(run, Clocks()).pairs):
+    if not (hosts or matching.uneven or match_pairs(run, Clocks()).pairs):
         rooted = drop_of_several_groups(run, match(run, ROOTED))
-        hosts = shared_clocks(run, rooted.blocks, only_together=True)
+        hosts = shared_clocks(run, (*matching.blocks, *rooted.blocks), by_rooted=True)
     clocks = clock_offsets(matching.blocks, hosts)
     end_together = partial(
         drop_disagreeing,

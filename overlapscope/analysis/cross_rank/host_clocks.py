@@ -11,6 +11,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks, connected
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.point_to_point import called_ns, match_pairs
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.run import Run
 
 TOGETHER_NS: Final = 200_000
@@ -32,12 +33,12 @@ SOON_NS: Final = 1_000_000
 """FEWEST messages or more arrive so soon after they were sent, in both directions: no clock can be further ahead."""
 
 
-def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, only_together: bool = False) -> dict[int, str]:
+def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool = False) -> dict[int, str]:
     """Return the host of each rank that shares a clock with the other ranks of that host.
 
     Those are the ranks that OverlapScope's own capture recorded, and those of CPU runs whose host another source names,
-    where the matched calls and messages agree with it: containers on two nodes may have one name. With `only_together`
-    calls may end apart for other reasons than a clock, as those with a root, and only those that end together agree.
+    where the matched calls and messages agree with it: containers on two nodes may have one name. With `by_rooted`
+    those with a root must, of which enough end together; that others end far apart then says nothing.
     """
     found = {}
     for rank, timeline in run.ranks.items():
@@ -47,15 +48,13 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, only_together: bo
             found[rank] = host
     for host, ranks in ranks_of_hosts(run).items():
         named = [rank for rank in ranks if rank not in found and not run.ranks[rank].has_device]
-        sets = _agreeing(run, named, blocks, only_together=only_together) if len(named) > 1 else []
+        sets = _agreeing(run, named, blocks, by_rooted=by_rooted) if len(named) > 1 else []
         for members in sets:
             found |= dict.fromkeys(members, host if len(sets) == 1 else f"{host}, rank {members[0]}")
     return found
 
 
-def _agreeing(
-    run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *, only_together: bool
-) -> list[list[int]]:
+def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *, by_rooted: bool) -> list[list[int]]:
     """Return the sets of ranks that calls or messages connect, if between any two ranks these end as on one clock.
 
     Messages count only between ranks that share no call: paired by order, some may be paired with one sent after them.
@@ -66,8 +65,11 @@ def _agreeing(
         if len(places) < 2:
             continue
         start, end = block.start_ns[places], block.end_ns[places]
-        if (start.max(axis=0) - end.min(axis=0) > EARLY_NS).any():
+        rooted = block.op in ROOTED  # whose root may leave before another member comes
+        if not rooted and (start.max(axis=0) - end.min(axis=0) > EARLY_NS).any():
             return []
+        if by_rooted and not rooted:
+            continue
         for one, other in combinations(range(len(places)), 2):
             pair = block.ranks[places[one]], block.ranks[places[other]]
             apart.setdefault(pair, []).append(end[other] - end[one])
@@ -76,7 +78,7 @@ def _agreeing(
     if any((each < -EARLY_NS).any() for each in took.values()):
         return []
     answered = [ways for ways in took if ways[::-1] in took]
-    together = all(_end_together(np.sort(np.concatenate(each)), only_together=only_together) for each in apart.values())
+    together = all(_end_together(np.sort(np.concatenate(each)), by_rooted=by_rooted) for each in apart.values())
     agree = together and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []
 
@@ -97,16 +99,16 @@ def _arrive_soon(took_ns: Ints) -> bool:
     return int((took_ns <= SOON_NS).sum()) >= FEWEST
 
 
-def _end_together(apart_ns: Ints, *, only_together: bool) -> bool:
+def _end_together(apart_ns: Ints, *, by_rooted: bool) -> bool:
     """Return whether often enough the same call ended at one moment on two ranks, or far apart by no usual distance.
 
     Of few calls none of which ends as far apart as another one, nothing contradicts the name that their hosts share.
     `apart_ns` is in order.
     """
     most = int((np.searchsorted(apart_ns, apart_ns + 2 * TOGETHER_NS, side="right") - np.arange(apart_ns.size)).max())
-    if not only_together and most == 1 < apart_ns.size < FEWEST_SCATTERED and abs(np.median(apart_ns)) <= FAR_NS:
+    if not by_rooted and most == 1 < apart_ns.size < FEWEST_SCATTERED and abs(np.median(apart_ns)) <= FAR_NS:
         return True
     scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
-    if not only_together and scattered and abs(np.median(apart_ns)) > FAR_NS:
+    if not by_rooted and scattered and abs(np.median(apart_ns)) > FAR_NS:
         return True
     return int((np.abs(apart_ns) <= TOGETHER_NS).sum()) >= max(FEWEST, OFTEN * apart_ns.size, MOST_OFTEN * most)

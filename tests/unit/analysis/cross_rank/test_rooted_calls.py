@@ -111,6 +111,26 @@ def test_calls_with_a_root_show_that_ranks_of_one_host_share_its_clock_where_the
         assert found.waits[1].wait_ns == pytest.approx(sum(19 - step for step in range(STEPS)) * MS)
 
 
+@pytest.mark.parametrize(("ahead_ms", "one_clock"), [(0.0, True), (4.4, False), (-4.4, False)])
+def test_broadcasts_show_the_clock_of_a_host_on_which_all_reduces_end_late_now_here_now_there(
+    ahead_ms: float, *, one_clock: bool
+) -> None:
+    """Busy cores: six all-reduces, each seen to end some ms later by one rank; half of the broadcasts end at once."""
+    late_ms = (-4.9, -4.1, 3.1, -0.3, -7.5, -0.3)
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    for step, late in enumerate(late_ms):
+        at = step * STEP
+        for rank in (0, 1):
+            end = at + 82 + (3.0 if step % 2 and rank else 0.0)
+            calls[rank] += [Met(start=at + 20, end=at + 40 + max(late if rank else -late, 0.0))]
+            calls[rank] += [Met(start=at + 70 + rank, end=end, op="broadcast", volume=4)]
+    run = job_of_calls(
+        calls, GROUPS, lasts=STEP * STEPS, step=STEP, has_device=False, clock={1: ahead_ms},
+        hosts={0: "node0", 1: "node0"},
+    )  # fmt: skip
+    assert (match_and_align(run).clocks.offset_ns == {0: 0.0, 1: 0.0}) is one_clock
+
+
 def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
     run = job(LATE)
     calls = run.ranks[1].collectives
