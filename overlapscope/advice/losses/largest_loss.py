@@ -22,6 +22,7 @@ from overlapscope.analysis.result import (
     costly_outliers,
     without_outliers,
 )
+from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some, percent_text
@@ -47,8 +48,9 @@ BEGUN_APART: Final = "start_of_recording"
 MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
 worth a figure that differs from the headline's."""
-USUAL: Final = ("Largest loss: ", "")
-"""Words before a loss of usual steps: the largest one, or another."""
+USUAL: Final = ("Largest loss: ", "Largest recorded loss: ", "")
+"""Words before a loss of usual steps: the largest one, the largest where compute may hold waiting for cores that was
+not recorded, or another."""
 UNEVEN_STAGES: Final = (
     "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest neighbour, and "
     "while the pipeline fills and empties"
@@ -199,7 +201,10 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
         longer = f"{which} {ms(costly.longer_ns)} longer than the others"
         return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
-    return USUAL[0] if loss >= idle else USUAL[1], f"a {ms(given.step_ns)} {given.per}"
+    largest, recorded, other = USUAL
+    if loss >= idle:
+        other = largest if given.run_has_device or waited_for_cores(given.run.ranks) else recorded
+    return other, f"a {ms(given.step_ns)} {given.per}"
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.property.synthetic.job_faults import draw
 from tests.support.graph_programs import Launch, Operation, Program, Simulated, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Range, Sent
-from tests.unit.advice.test_advice_rules import always, fired
+from tests.unit.advice.test_advice_rules import always, fired, on_cores
 from tests.unit.analysis.graph.test_oracle import programs
 
 US, MS = 1_000, 1_000_000
@@ -402,3 +402,8 @@ def test_a_graph_that_may_not_answer_leaves_the_bound_of_the_times() -> None:
     together = match_and_align(run)
     given, _ = advise(run, analyze(run, together), together)
     assert all("replayed_gain_ns" not in each.evidence for each in given)
+
+
+def test_without_the_systems_account_of_cores_the_largest_loss_of_a_cpu_run_is_the_largest_recorded_one() -> None:
+    run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
+    assert fired(run)["exposed_communication"].title.startswith("Largest recorded loss: 0.59 ms of a 1 ms step")
