@@ -167,6 +167,30 @@ def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) ->
     assert scope.guard.failures == []
 
 
+def test_children_that_are_terminated_as_soon_as_they_are_forked_end_and_their_parent_goes_on(tmp_path: Path) -> None:
+    """Some of a hundred are terminated before they have left our handler."""
+    done = run(
+        """
+        import os, signal, sys, time, overlapscope
+        with overlapscope.profile(sys.argv[1], mode="events", warmup=0, measure_overhead=False) as scope:
+            with scope.step():
+                children = []
+                for _ in range(100):
+                    children.append(os.fork())
+                    if not children[-1]:
+                        time.sleep(30)
+                        os._exit(0)
+                    os.kill(children[-1], signal.SIGTERM)
+                ends = {os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in children}
+            held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        print("ended", ends, held, scope.guard.failures)
+        """,
+        str(tmp_path / "run"),
+    )
+    assert done.code == 0, done.output
+    assert "ended {-15} False []" in done.output
+
+
 def test_steps_after_the_jobs_groups_are_gone_are_left_alone(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ran = 0

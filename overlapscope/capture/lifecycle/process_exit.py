@@ -33,6 +33,8 @@ WRITING_SECONDS = 60.0
 """Longer than launchers let a process live after SIGTERM."""
 _open: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _registered = False
+_held = threading.local()
+"""`mask`: the signals that a thread blocked before it forked; None where nothing is held."""
 
 
 class Termination:
@@ -275,13 +277,27 @@ def stop_in_forked_children(of: Any) -> Callable[[], None]:
     """Call `of.forked()` in every child that is forked from now on; return a function that ends that."""
     global _registered  # noqa: PLW0603 - Python cannot unregister such a function
     if not _registered:
-        os.register_at_fork(after_in_child=_stop_recorders)
+        os.register_at_fork(
+            before=_hold_termination, after_in_parent=_deliver_termination, after_in_child=_stop_recorders
+        )
         _registered = True
     _open.add(of)
     return lambda: _open.discard(of)
+
+
+def _hold_termination() -> None:
+    """Hold SIGTERM while the process forks: a child that got it before our handler is gone there would outlive it, and
+    wake the parent's thread."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if _open else None
+
+
+def _deliver_termination() -> None:
+    if _held.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _stop_recorders() -> None:
     for each in list(_open):
         each.forked()
     _open.clear()
+    _deliver_termination()
