@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
-from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ends
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
@@ -85,7 +85,9 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
     what = "Average parameters as a few flat tensors" if averages else "Reduce gradients as a few flat buckets"
     step = f"a {ms(given.step_ns)} {given.per}"
     in_a_row = all(each.exposed_ns is None for each in bursts)
-    why = f"{calls} all-reduces in a row take {ms(lost)} of {step}, and next to nothing is computed beside them"
+    rows = round(len(bursts) / having)
+    row = "a row" if rows < 2 else f"{rows} rows"
+    why = f"{calls} all-reduces in {row} take {ms(lost)} of {step}, and next to nothing is computed beside them"
     if not in_a_row:
         why = f"{ms(lost)} of {step} are exposed in {calls} all-reduces"
     return recommended(
@@ -155,7 +157,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     forward, backward = (rows_named(calls.phase, names, phase.__eq__) for phase in ("forward", "backward"))
     rows = (calls.op == reduces) & (calls.end_ns != NONE) & np.isin(calls.dimension, data)
     rows = np.flatnonzero(rows & ~forward)  # no gradient is reduced there
-    ended = optimizer_ends(timeline)
+    begun, ended = optimizer_begins(timeline), optimizer_ends(timeline)
     after = np.searchsorted(ended, launch_times(timeline, rows), side="right")
     # Of DDP's buckets, and of a device's queue, replays say what others would save.
     hooks = not timeline.has_device and not shows_ddp(given.run)
@@ -164,7 +166,10 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
         first, last = np.searchsorted(ended, (begin, until)).tolist()
         for number in unique(after[inside]).tolist():
-            own, averages = rows[inside & (after == number)], number == last > first
+            own = rows[inside & (after == number)]
+            # The last optimizer of a window may end after it.
+            follows = np.searchsorted(begun, calls.start_ns[own].max()) < np.searchsorted(begun, until)
+            averages = number == last > first and not follows
             in_backward = hooks and not averages and bool(backward[own].all())
             burst = _burst(timeline, compute, own, window, averages=averages, in_backward=in_backward)
             found += [] if burst is None else [burst]

@@ -131,9 +131,10 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, ""
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
-    of_ops = f" ({', '.join(ops)})" if ops else ""
     left_out_ns = _left_out_ns(given)
-    of_ops += f", {ms(left_out_ns)} before all recorded left out" if left_out_ns else ""
+    which = [", ".join(ops)] if ops else []
+    which += [f"without {ms(left_out_ns)} before all ranks were recorded"] if left_out_ns else []
+    of_ops = f" ({'; '.join(which)})" if which else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
     why = f", {ms(ns)} of it: {label}{beside}" if largest in USUAL else ""

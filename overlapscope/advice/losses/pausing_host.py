@@ -1,4 +1,4 @@
-"""Rule: without a device, a training thread does nothing that was recorded for long, at one place of each step."""
+"""Rule: without a device, a training thread does nothing that was recorded for a long time of each step."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,12 +6,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, ShownBy
-from overlapscope.timeline.columns import COMM, COMPUTE
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.run import RankTimeline
 
 LONG_NS: Final = 12_000_000
 """Two turns on a core, of 2 to 6 ms each: shorter pauses may be those of a host whose core another one has."""
@@ -66,7 +64,7 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         given,
         id="pausing_host",
         title=f"Find why {whose} {'do' if len(ranks) > 1 else 'does'} nothing that was recorded for "
-        f"{ms(most.length_ns)} of a {ms(given.step_ns)} {given.per}, each time {most.place}",
+        f"{ms(most.length_ns)} of a {ms(given.step_ns)} {given.per}, {most.place}",
         verdict="look",
         loss_ns=most.length_ns,
         apply={
@@ -78,9 +76,7 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
             "ranks": ranks,
             "paused_ns": {str(each.rank): each.length_ns for each in worth},
         },
-        shown_by=ShownBy(
-            rank=most.rank, start_ns=most.longest.start_ns, end_ns=most.longest.end_ns, call=None, op=None, chain=[]
-        ),
+        shown_by=ShownBy(rank=most.rank, start_ns=most.longest.start_ns, end_ns=most.longest.end_ns),
         measured=["the longest time of each step in which the thread neither computed nor communicated"],
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the rank is idle for less",
@@ -88,20 +84,12 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
 
 
 def _of_rank(given: RuleInput, rank: int) -> _Paused | None:
-    recorded = [each.when for each in given.host_losses.get(rank, ()) if each.kind in NAMED]
-    return _paused(given.run.ranks[rank].at_hand(), given.windows[rank], union(*recorded))
-
-
-def _paused(timeline: RankTimeline, windows: Windows, recorded: Intervals) -> _Paused | None:
-    """Return the pauses of a rank, if those of most steps are long and at one place.
-
-    `recorded` is the time of loading and of garbage collections, which other recommendations name.
-    """
+    """Return the pauses of a rank, if those of most steps are long, and at one place or of one length."""
+    windows, covered = given.windows[rank], given.coverage[rank]
     if len(windows) < FEWEST_STEPS:
         return None
-    spans = timeline.spans
-    busy = np.isin(spans.kind, (COMM, COMPUTE))
-    done = union((spans.start_ns[busy], spans.end_ns[busy]), recorded)
+    named = [each.when for each in given.host_losses.get(rank, ()) if each.kind in NAMED]
+    done = union(covered.compute, covered.comm, covered.copy, *named)
     idle = complement(done, min(start for start, _ in windows), max(end for _, end in windows))
     found = [_longest(idle, start, end) for start, end in windows]
     long = [each for each in found if each and each.length_ns >= max(LONG_NS, STANDS_OUT * each.next_longest_ns)]
@@ -110,7 +98,7 @@ def _paused(timeline: RankTimeline, windows: Windows, recorded: Intervals) -> _P
         return None
     lengths = [0 if each is None else each.length_ns for each in found]
     return _Paused(
-        rank=timeline.rank, place=place, length_ns=round(float(np.median(lengths))),
+        rank=rank, place=place, length_ns=round(float(np.median(lengths))),
         longest=max(long, key=lambda each: each.length_ns),
     )  # fmt: skip
 
@@ -118,14 +106,14 @@ def _paused(timeline: RankTimeline, windows: Windows, recorded: Intervals) -> _P
 def _place(pauses: Sequence[_Pause], fewest: float) -> str | None:
     """Return in words where at least so many of the pauses are, or that they are of one length; else None."""
     for words, those in (
-        ("at the end of the step", [each.ends for each in pauses]),
-        ("at the begin of the step", [each.begins for each in pauses]),
+        ("each time at the end of the step", [each.ends for each in pauses]),
+        ("each time at the begin of the step", [each.begins for each in pauses]),
     ):
         if sum(those) >= fewest:
             return words
     lengths = np.array([each.length_ns for each in pauses], np.int64)
     usual = float(np.median(lengths)) if lengths.size else 0.0
-    return "for as long" if (np.abs(lengths - usual) <= STEADY * usual).sum() >= max(fewest, 1) else None
+    return "equally long each time" if (np.abs(lengths - usual) <= STEADY * usual).sum() >= max(fewest, 1) else None
 
 
 def _longest(idle: Intervals, start: int, end: int) -> _Pause | None:

@@ -38,7 +38,8 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool =
 
     Those are the ranks that OverlapScope's own capture recorded, and those of CPU runs whose host another source names,
     where the matched calls and messages agree with it: containers on two nodes may have one name. With `by_rooted`
-    those with a root must, of which enough end together; that others end far apart then says nothing.
+    only calls with a root are asked, of which enough must end together: where all-reduces end late now here, now there,
+    as on busy cores, their ends say nothing.
     """
     found = {}
     for rank, timeline in run.ranks.items():

@@ -39,8 +39,14 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
                 alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
     reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
     if not tied and not (reasons or matching.reasons or pairs.reasons):
-        reasons.append(ROOTED_ALONE if _ranks_with_roots(run) > 1 else NO_CALLS if not _has_calls(run) else NOT_SHARED)
+        reasons.append(_nothing_shared(run))
     return tuple(reasons)
+
+
+def _nothing_shared(run: Run) -> str:
+    if _ranks_with_roots(run) > 1:
+        return ROOTED_ALONE
+    return NOT_SHARED if _has_calls(run) else NO_CALLS
 
 
 def _ranks_with_roots(run: Run) -> int:

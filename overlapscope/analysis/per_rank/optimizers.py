@@ -35,6 +35,11 @@ def optimizer_ends(timeline: RankTimeline) -> Ints:
     return np.sort(_optimizers(timeline)[1])
 
 
+def optimizer_begins(timeline: RankTimeline) -> Ints:
+    """Return when optimizers, or pieces of them, began on the host, in ns, ascending."""
+    return np.sort(_optimizers(timeline)[0])
+
+
 def _optimizers(timeline: RankTimeline) -> tuple[Ints, Ints]:
     """Return when ranges of optimizers, and their compute, began and ended on the host, in ns: with a device compute
     was launched at one moment."""

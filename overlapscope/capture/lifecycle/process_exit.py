@@ -297,7 +297,9 @@ def _deliver_termination() -> None:
 
 
 def _stop_recorders() -> None:
-    for each in list(_open):
-        each.forked()
-    _open.clear()
-    _deliver_termination()
+    try:
+        for each in list(_open):
+            each.forked()
+        _open.clear()
+    finally:
+        _deliver_termination()

@@ -293,6 +293,16 @@ def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flatt
         assert "Average parameters" in found.title
 
 
+def test_an_optimizer_that_ends_with_the_step_is_of_that_step() -> None:
+    """What is reduced before it are gradients, in the last step as in the others."""
+    sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
+    optimizer = Range(name="Optimizer.step#SGD.step", start=850, end=STEP)
+    found = fired(on_cores(always(Kernel(start=0, end=190), *sent, Kernel(start=850, end=990), optimizer)))
+    evidence = found["flatten_gradients"].evidence
+    assert (evidence["of"], evidence["calls"]) == ("gradients", 60)
+    assert "60 all-reduces in a row" in found["flatten_gradients"].title
+
+
 def test_gradients_that_an_optimizer_reduces_before_it_updates_are_no_parameters() -> None:
     optimizer = Range(name="Optimizer.step#SGD.step", start=190, end=850)
     sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
@@ -311,6 +321,7 @@ def test_gradients_of_two_models_in_turn_are_no_parameters_and_count_together() 
         items += [Range(name="Optimizer.step#SGD.step", start=begin + 475, end=begin + 495)]
     found = fired(on_cores(always(*items)))["flatten_gradients"]
     assert (found.evidence["of"], found.evidence["calls"], found.gain_high_ns) == ("gradients", 80, 800 * US)
+    assert "80 all-reduces in 2 rows" in found.title
 
 
 def in_groups(run: Run, members: int) -> Run:

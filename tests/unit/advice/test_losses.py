@@ -160,7 +160,7 @@ def test_waiting_before_all_have_begun_to_record_is_no_loss_of_the_job(begun_us:
     analysis = replace(analysis, headline=replace(analysis.headline, causes=causes))
     found = {each.id: each for each in by_rules(run, analysis, together)}["exposed_communication"]
     assert found.loss_ns == loss_us * US
-    assert ("before all recorded left out" in found.title) is (loss_us == 190)
+    assert ("without 0.4 ms before all ranks were recorded" in found.title) is (loss_us == 190)
     assert "recordings began apart" not in found.title
 
 

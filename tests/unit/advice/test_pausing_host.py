@@ -38,7 +38,7 @@ def test_a_pause_of_one_rank_in_each_step_is_named_with_its_length_and_who_waits
     assert said.loss_ns == 200 * US
     assert said.evidence["ranks"] == [0]
     assert "the training thread of rank 0 does nothing that was recorded for 0.2 ms of a 1 ms step" in said.title
-    assert said.title.endswith("each time for as long")
+    assert said.title.endswith("equally long each time")
     assert said.shown_by
     assert said.shown_by.end_ns - said.shown_by.start_ns == 200 * US
 
@@ -58,7 +58,7 @@ def test_a_pause_of_all_ranks_at_the_end_of_the_step_has_its_place_however_long_
         pytest.param(lambda step, rank: paused(200 if step % 2 else 2), id="in half of the steps"),
         pytest.param(
             lambda step, rank: [*FORWARD, Op("aten::mm", 430, 700), Op("aten::mul", 830, 985), LAST],
-            id="one of two",
+            id="two alike",
         ),
     ],
 )
@@ -68,15 +68,15 @@ def test_what_a_scheduler_may_make_is_not(step: Callable[[int, int], Sequence[It
 
 def test_loading_that_was_recorded_is_named_instead() -> None:
     loading = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 721, 919)
-    fired_ = fired(cpu_run(lambda step, rank: paused(200, more=(loading,))))
-    assert "data_loading" in fired_
-    assert "pausing_host" not in fired_
+    given_advice = fired(cpu_run(lambda step, rank: paused(200, more=(loading,))))
+    assert "data_loading" in given_advice
+    assert "pausing_host" not in given_advice
 
 
 def test_a_pause_that_is_longer_than_loading_is_named() -> None:
     loading = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 99)
     step = [loading, Op("aten::linear", 100, 300), *BACKWARD, Call(start=701, end=720), Op("aten::mul", 720, 780)]
-    said = found(lambda step_, rank: step)
+    said = found(lambda number, rank: step)
     assert said
     assert said.loss_ns == 220 * US
 
