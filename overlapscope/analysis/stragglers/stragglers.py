@@ -125,6 +125,9 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True):
     """When hosts of CPU runs paused because others had all cores that they share, as far as that is known."""
     paused: Mapping[int, Intervals] = {}
     """When hosts of CPU runs paused inside operations, for whatever reason, as far as that is known."""
+    left_out: frozenset[int] = frozenset()
+    """Ranks that are late together with the one that is looked at. Who has the most blame of those that are left has it
+    by the choice of who is left out: that alone allows no larger probability."""
 
 
 def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Straggler]:
@@ -139,7 +142,9 @@ def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Stra
     found = []
     for rank in late.ranks:
         others = [each for each in late.ranks if each != rank]
-        alone = replace(ranks, splits=_without(ranks.splits, frozenset(others), ranks.clocks))
+        alone = replace(
+            ranks, splits=_without(ranks.splits, frozenset(others), ranks.clocks), left_out=frozenset(others)
+        )
         found += [
             replace(
                 each,
@@ -206,9 +211,10 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         by_chance = chance[rank] if arrivals is late else _chances(arrivals, could, by_step=by_step)[rank]
-        alike = blamed[rank] >= most and _each_time(theirs, cause, run, coverage)
+        alone = blamed[rank] >= most and not ranks.left_out
+        alike = alone and _each_time(theirs, cause, run, coverage)
         certain = _is_its_own(cause, theirs, run)
-        allowed = np.inf if certain else ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
+        allowed = np.inf if certain else ALIKE if alike else ALONE if alone else CHANCE
         if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
         pauses_too = evidence.get("paused_more_ns", 0) > PAUSES_TOO * blame_ns  # then all of its phases take longer
