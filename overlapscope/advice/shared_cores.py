@@ -35,7 +35,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     if share >= 1:
         why = "the scheduler decides who is late"
     what = f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}"
-    if "cores_of" in evidence:  # no two ranks may use the same core
+    if "cores_of" in evidence or "others_ran_ns" in evidence:  # no two ranks may use the same core, or others ran there
         what = f"Keep other programs off the cores of {rank_list(alone) if alone else 'the ranks'}"
     return Recommendation(
         id="shared_cores",

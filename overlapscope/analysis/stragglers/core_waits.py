@@ -37,6 +37,8 @@ BUSIER: Final = 1.3
 MOST_GROUPS: Final = 4
 TIMES_OTHERS: Final = 2.0
 """Other threads of a rank are named that ran so many times as long as is usual."""
+BY_OTHERS: Final = 0.5
+"""Other programs are named that ran for at least this share of what threads waited."""
 MAY_DELAY: Final = "the scheduler can make any rank late"
 
 
@@ -140,6 +142,10 @@ def waits_for_cores(run: Run) -> list[Finding]:
         groups = _groups_by_cores(run, waits)
         what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
         what += _of_other_threads(waits)
+        taken_ns = taken_by_others_ns(run, waits)
+        if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
+            evidence["others_ran_ns"] = taken_ns
+            what += f"; other programs or data loader workers ran on them for at least {taken_ns / 1e6:.1f} ms meanwhile"
         on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
         title = f"{who}: {what}; {'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
@@ -204,6 +210,23 @@ def _too_few(run: Run, waits: Mapping[int, CoreWait]) -> str:
             many = "cores" if len(cores) > 1 else "core"
             return f"{len(ranks)} ranks may use {len(cores)} {many} in all ({list_some(sorted(cores))})"
     return "there are more threads than cores"
+
+
+def taken_by_others_ns(run: Run, waits: Mapping[int, CoreWait]) -> int:
+    """Return for how long other processes at least ran on the cores of the ranks while training threads waited; 0 where
+    that is not known: not all ranks recorded, of several hosts, with fewer cores than ranks.
+
+    While a thread waits for a core, others run on all that it may use, so that of n training threads on n cores or more,
+    of which w wait, at most n - w cores run training threads, and w or more something else. Threads of the ranks that do
+    not train ran for `beside_ns`, at most all of it then. It is assumed that no core idles while a thread waits for one.
+    """
+    if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks):
+        return 0
+    beside = [each.beside_ns for each in waits.values() if each.beside_ns is not None]
+    cores = {each.cores for each in waits.values()}
+    if len(beside) < len(waits) or len(cores) != 1 or len(next(iter(cores)) or ()) < len(waits):
+        return 0
+    return max(sum(each.waited_ns for each in waits.values()) - sum(beside), 0)
 
 
 def _groups_by_cores(run: Run, waits: Mapping[int, CoreWait]) -> list[list[int]]:

@@ -105,6 +105,34 @@ def test_a_rank_that_alone_waits_is_named() -> None:
     assert decide_who_is_late(spread)
 
 
+EVERY = {rank: list(range(RANKS)) for rank in range(RANKS)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "cores", "ran"),
+    [
+        pytest.param(0.02, EVERY, 0.08, id="their own threads ran a fifth of it"),
+        pytest.param(0.06, EVERY, None, id="their own threads ran most of it"),
+        pytest.param(0.02, {rank: list(range(RANKS - 1)) for rank in range(RANKS)}, None, id="fewer cores than ranks"),
+        pytest.param(None, EVERY, None, id="other threads unknown"),
+        pytest.param(0.02, {}, None, id="cores unknown"),
+    ],
+)
+def test_what_the_threads_of_the_ranks_cannot_have_taken_others_took(
+    beside: float | None, cores: Mapping[int, object], ran: float | None
+) -> None:
+    (shared,) = found([0.1] * RANKS, [beside] * RANKS, cores)
+    taken = None if ran is None else f"ran on them for at least {RANKS * ran * LASTED_MS:.1f} ms meanwhile"
+    assert ("at least" in shared.title) == (taken is not None)
+    assert taken is None or taken in shared.title
+    assert ("others_ran_ns" in shared.evidence) == (taken is not None)
+
+
+def test_of_ranks_that_were_not_recorded_it_is_not_said_that_others_ran() -> None:
+    (shared,) = found([0.1] * RANKS, [0.0] * RANKS, EVERY, missing=1)
+    assert "others_ran_ns" not in shared.evidence
+
+
 def test_short_waits_are_no_finding() -> None:
     assert found([0.04] * RANKS, [0.12] * RANKS, EACH_ITS_OWN) == []
 
