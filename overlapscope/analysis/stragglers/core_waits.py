@@ -145,7 +145,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
         taken_ns = taken_by_others_ns(run, waits)
         if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
             evidence["others_ran_ns"] = taken_ns
-            what += f"; other programs or data loader workers ran on them for at least {taken_ns / 1e6:.1f} ms meanwhile"
+            what += f"; other programs or data loader workers ran there for at least {taken_ns / 1e6:.1f} ms meanwhile"
         on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
         title = f"{who}: {what}; {'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
@@ -216,9 +216,10 @@ def taken_by_others_ns(run: Run, waits: Mapping[int, CoreWait]) -> int:
     """Return for how long other processes at least ran on the cores of the ranks while training threads waited; 0 where
     that is not known: not all ranks recorded, of several hosts, with fewer cores than ranks.
 
-    While a thread waits for a core, others run on all that it may use, so that of n training threads on n cores or more,
-    of which w wait, at most n - w cores run training threads, and w or more something else. Threads of the ranks that do
-    not train ran for `beside_ns`, at most all of it then. It is assumed that no core idles while a thread waits for one.
+    While a thread waits for a core, others run on all that it may use, so that of n training threads on n cores or
+    more, of which w wait, at most n - w cores run training threads, and w or more something else. Threads of the ranks
+    that do not train ran for `beside_ns`, at most all of it then. It is assumed that no core idles while a thread waits
+    for one.
     """
     if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks):
         return 0

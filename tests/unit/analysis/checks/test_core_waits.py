@@ -122,7 +122,7 @@ def test_what_the_threads_of_the_ranks_cannot_have_taken_others_took(
     beside: float | None, cores: Mapping[int, object], ran: float | None
 ) -> None:
     (shared,) = found([0.1] * RANKS, [beside] * RANKS, cores)
-    taken = None if ran is None else f"ran on them for at least {RANKS * ran * LASTED_MS:.1f} ms meanwhile"
+    taken = None if ran is None else f"ran there for at least {RANKS * ran * LASTED_MS:.1f} ms meanwhile"
     assert ("at least" in shared.title) == (taken is not None)
     assert taken is None or taken in shared.title
     assert ("others_ran_ns" in shared.evidence) == (taken is not None)
