@@ -18,7 +18,7 @@ from overlapscope.ingest.build.nccl_api_ranges import NcclPayload, api_calls
 from overlapscope.ingest.build.timeline import BuiltTimeline, device_timeline
 from overlapscope.ingest.build.trace_columns import KERNEL, Mask, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import step_ranges
-from overlapscope.timeline.columns import NONE, UNCLASSIFIED, HostSpans, Ints, Small, Steps, Syncs, make
+from overlapscope.timeline.columns import NONE, UNCLASSIFIED, HostSpans, Ints, Small, Syncs, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
 
@@ -150,14 +150,7 @@ def rank_timelines(
             columns, api_calls=api_calls(ranges.lane, ranges.name, ranges.start_ns, names, payloads, sizes)
         )
         found = step_ranges(ranges.lane, ranges.name, ranges.start_ns, ranges.end_ns, names)
-        steps = make(
-            Steps,
-            found.row.size,
-            recording=0,
-            step=found.number,
-            start_ns=ranges.start_ns[found.row] + recording.base_ns,
-            end_ns=ranges.end_ns[found.row] + recording.base_ns,
-        )
+        steps = found.steps(ranges.start_ns + recording.base_ns, ranges.end_ns + recording.base_ns)
         linked = link_and_classify(columns, classifier)
         linked = replace(linked, note=np.where(opaque[linked.row], np.int8(UNCLASSIFIED), linked.note))
         one = device_timeline(

@@ -4,9 +4,9 @@ Communication that torch does not record is marked by our range `overlapscope.co
 mark for the communication, so the mark's own time is communication, and so is device work launched inside it; the
 thread's other ranges inside it compute nothing.
 
-Steps are annotated (`ProfilerStep#4`, `overlapscope.step#4`), or found among NVTX or roctx ranges. A family is the
-ranges of one thread whose names are equal except for a number at the end: `train_step/3`, `step 12`, `iteration 7/100`.
-It marks steps when
+Steps are annotated (`ProfilerStep#4`, `overlapscope.step#4`), or found among NVTX, roctx or `record_function` ranges. A
+family is the ranges of one thread whose names are equal except for a number at the end: `train_step/3`, `step 12`,
+`iteration 7/100`. It marks steps when
 
 - its name's last word is step, iteration, iter or batch;
 - nothing in the name refers to a part of a step or something else: optimizer, micro batch, validation, ...;
@@ -45,6 +45,7 @@ _MARK: Final = re.compile(
 )
 _OTHER: Final = re.compile(
     r"optim|micro|mini|accum|warm|sched|scaler|denois|decod|prefill|eval|valid|test|data|load|fetch|ckpt|checkpoint|save"
+    r"|forward(?!.?backward)|(?<!forward)(?<!forward.)backward"
 )
 _METHOD: Final = re.compile(r"[a-z0-9_)\]]\.[a-z]*$")
 _DIGITS: Final = re.compile(r"[0-9]+")
@@ -92,13 +93,15 @@ def add_comm_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: i
     return concat([spans, marked])
 
 
-def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps, int]:
-    """Return the annotated steps in order of time: our own marks if there are any, else the profiler's.
+def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps, list[str]]:
+    """Return the annotated steps in order of time, and warnings: our own marks if there are any, else the profiler's,
+    else the job's own ranges that mark steps (`step_ranges`).
 
-    `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
-    which had ended.
+    `base_ns` is added to all times.
     """
     marks = {code: found for code in values_in(host.name).tolist() if (found := STEP_MARK.match(names[code]))}
+    if not marks:
+        return _named_steps(host, names, base_ns)
     ours = [code for code, found in marks.items() if found["by"] == "overlapscope.step"]
     of_steps = np.zeros(len(names), np.bool_)
     of_steps[ours or list(marks)] = True
@@ -120,16 +123,17 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
         start_ns=start_ns[keep] + base_ns,
         end_ns=end_ns[keep] + base_ns,
     )
-    return steps, repeated
-
-
-def repeated_step_warnings(repeated: int) -> list[str]:
-    """Return a warning about marks that `host_steps` left out, none if there are none."""
     if not repeated:
-        return []
-    return [
+        return steps, []
+    return steps, [
         f"{repeated} step marks repeat the number of an earlier step and were left out; are several runs in one file?"
     ]
+
+
+def _named_steps(host: Ranges, names: list[str], base_ns: int) -> tuple[Steps, list[str]]:
+    rows = np.flatnonzero(host.is_annotation)
+    found = step_ranges(host.lane[rows], host.name[rows], host.start_ns[rows], host.end_ns[rows], names)
+    return found.steps(host.start_ns[rows] + base_ns, host.end_ns[rows] + base_ns), [found.note] if found.note else []
 
 
 def step_at(steps: Steps, at_ns: Ints) -> Ints:
@@ -149,12 +153,18 @@ class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     """How the steps were found, for the user; None if they are numbered marks."""
 
+    def steps(self, start_ns: Ints, end_ns: Ints) -> Steps:
+        """Return the steps; `start_ns` and `end_ns` are those of all ranges."""
+        return make(
+            Steps, self.row.size, recording=0, step=self.number, start_ns=start_ns[self.row], end_ns=end_ns[self.row]
+        )
+
 
 def step_ranges(
     lane: Ints, name: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints, names: Sequence[str]
 ) -> StepRanges:
     """Return the ranges that mark steps, by the rules in the module's docstring; none if no family qualifies."""
-    marks = {code: mark for code, text in enumerate(names) if (mark := _mark(text)) is not None}
+    marks = {code: mark for code in values_in(name).tolist() if (mark := _mark(names[code])) is not None}
     rows = np.flatnonzero(np.isin(name, list(marks))) if marks else np.empty(0, np.int64)
     families: dict[tuple[str, bool], list[int]] = {}
     for row, code in zip(rows.tolist(), name[rows].tolist(), strict=True):

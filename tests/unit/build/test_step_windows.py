@@ -110,6 +110,31 @@ def test_a_launch_from_another_thread_counts_by_its_time(tmp_path):
     assert [(each.step, each.window) for each in found] == [(3, (150_500, 170_000)), (4, (170_000, 200_000))]
 
 
+@pytest.mark.parametrize(
+    ("names", "numbers", "note"),
+    [
+        pytest.param(["train_step"] * 3, [0, 1, 2], "'train_step', counted from 0", id="without numbers"),
+        pytest.param([f"iteration {at}" for at in (7, 8, 9)], [7, 8, 9], "", id="numbered"),
+        pytest.param(["forward_step"] * 3, [], "", id="ranges of a part of the step"),
+        pytest.param(["forward_backward_step"] * 3, [0, 1, 2], "'forward_backward_step'", id="of nearly all of it"),
+        pytest.param(["train_step", "ProfilerStep#4", "train_step"], [4], "", id="the profiler's marks come first"),
+    ],
+)
+@pytest.mark.parametrize("category", ["user_annotation", "python_function"])
+def test_ranges_of_the_job_mark_steps_where_the_profiler_marks_none(tmp_path, names, numbers, note, category):
+    event = {"ph": "X", "pid": 42, "tid": 1, "dur": 90}
+    events = [
+        *({**event, "cat": category, "name": name, "ts": 100 * at} for at, name in enumerate(names)),
+        *({**event, "cat": "cpu_op", "name": "aten::mm", "ts": 100 * at + 5, "dur": 60} for at in range(len(names))),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    run = read_inputs([path])
+    named = category == "user_annotation"
+    assert [each.step for each in step_windows(run.ranks[0])] == (numbers if named else [])
+    assert bool(note and named) == any(note in each for source in run.sources for each in source.warnings if note)
+
+
 # --- against the definition, in plain Python ------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from overlapscope.ingest.build.host_spans import in_order
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.profiler_names import OLD_ANNOTATION
 from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
+from overlapscope.ingest.build.user_marks import host_steps, step_at
 from overlapscope.ingest.formats.ascend.device import collectives, device_tasks, is_row, on_plane
 from overlapscope.ingest.formats.ascend.events import (
     AscendCollector,
@@ -109,7 +109,7 @@ def _timeline(
     rows = np.concatenate([rows, tasks[kind == COMM]])
     tasks, kind, note = tasks[kind != COMM], kind[kind != COMM], note[kind != COMM]
     host = _host(columns, names, process)
-    steps, repeated = host_steps(host, names)
+    steps, warnings = host_steps(host, names)
     row = np.concatenate([rows, tasks])
     launch_ns, called_ns, host_op = _launched(columns, host, row)
     host_spans, correlation = _host_spans(columns, host, process, row)
@@ -153,7 +153,7 @@ def _timeline(
         notes.append(
             "HCCL's planes are recorded, but no row of a collective: communication is missing from all figures"
         )
-    notes = [*repeated_step_warnings(repeated), *notes, *_unread(columns, process)]
+    notes = [*warnings, *notes, *_unread(columns, process)]
     return timeline, int((launch_ns == NONE).sum()), notes
 
 

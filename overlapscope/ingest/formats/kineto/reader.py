@@ -18,7 +18,7 @@ from overlapscope.ingest.build.launch_links import link_and_classify
 from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
 from overlapscope.ingest.build.timeline import BuiltTimeline, assign_steps, device_timeline, trace_timeline
 from overlapscope.ingest.build.trace_columns import TraceColumns
-from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
+from overlapscope.ingest.build.user_marks import host_steps, step_at
 from overlapscope.ingest.formats.kineto.cpu_spans import cpu_spans
 from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
@@ -107,11 +107,11 @@ def _device_timeline(
     if linked.row.size == 0:
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
     base = metadata.base_ns
-    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    steps, warnings = host_steps(columns.host, columns.names.to_list(), base)
     built = device_timeline(
         columns, linked, classifier, steps, metadata.groups, base_ns=base, source=path, truncated=truncated
     )
-    return replace(built, notes=(*repeated_step_warnings(repeated), *built.notes))
+    return replace(built, notes=(*warnings, *built.notes))
 
 
 def _cpu_timeline(
@@ -122,7 +122,7 @@ def _cpu_timeline(
     spans, collectives, unended, lost_launch_ns = cpu_spans(columns, metadata.world_size, metadata.groups)
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
-    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    steps, warnings = host_steps(columns.host, columns.names.to_list(), base)
     start_ns, launch_ns = spans.start_ns + base, shift(spans.launch_ns, base)
     step = step_at(steps, np.where(launch_ns == NONE, start_ns, launch_ns))
     spans = replace(spans, start_ns=start_ns, end_ns=spans.end_ns + base, launch_ns=launch_ns, step=step)
@@ -137,7 +137,7 @@ def _cpu_timeline(
         has_device=False,
         lost_launch_ns=lost_launch_ns,
     )
-    notes = tuple(repeated_step_warnings(repeated))
+    notes = tuple(warnings)
     if unended:
         notes += (
             f"collectives left out because the profiler stopped before it had recorded their end: {unended}; the steps "
