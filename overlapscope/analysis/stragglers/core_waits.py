@@ -25,6 +25,8 @@ WIDESPREAD: Final = 0.4
 over the sum of squares) ..."""
 FEWEST: Final = 1.5
 """... and so many: of two ranks both, of which one waits at least a quarter as long."""
+LIKE_THE_LONGEST: Final = 0.5
+"""Where waiting is not alike, the ranks that wait for this share of what the longest waits are named."""
 PROCESS_RAN: Final = "process_cpu_ns"
 EXPLAINED: Final = 0.8
 """Threads of the same rank may have held all of its cores while the training thread waited if they ran, on each of
@@ -161,7 +163,8 @@ def _concentrated_on(waits: Mapping[int, CoreWait]) -> list[int]:
     alike = float(every.sum() ** 2 / max((every**2).sum(), 1.0))
     if len(waits) < 2 or alike >= max(WIDESPREAD * len(waits), FEWEST):
         return []
-    return [rank for rank, each in waits.items() if each.share >= MUCH]
+    least = max(MUCH, LIKE_THE_LONGEST * max(each.share for each in waits.values()))
+    return [rank for rank, each in waits.items() if each.share >= least]
 
 
 def _waits(ranks: Mapping[int, RankTimeline]) -> dict[int, CoreWait]:

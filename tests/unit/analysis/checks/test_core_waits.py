@@ -133,6 +133,12 @@ def test_of_ranks_that_were_not_recorded_it_is_not_said_that_others_ran() -> Non
     assert "others_ran_ns" not in shared.evidence
 
 
+def test_of_ranks_that_all_wait_much_the_one_that_waits_by_far_the_longest_is_named() -> None:
+    (shared,) = found([0.8] + [0.06] * (RANKS - 1), [0.0] * RANKS, {})
+    assert shared.evidence["concentrated_on"] == [0]
+    assert f"those of the others for at most {0.06 * LASTED_MS:.1f} ms" in shared.title
+
+
 def test_short_waits_are_no_finding() -> None:
     assert found([0.04] * RANKS, [0.12] * RANKS, EACH_ITS_OWN) == []
 
