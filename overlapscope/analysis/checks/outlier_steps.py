@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
 
@@ -111,8 +112,19 @@ def outlier_steps(
 
 
 def long_steps(ranks: Mapping[int, Steps]) -> list[OutlierStep]:
-    """Return the steps that are outliers in length, by rank: none of them is typical of a run."""
-    return _outliers("window_ns", ranks)
+    """Return the steps that are outliers in length, or that idle so much longer, by rank: none is typical of a run."""
+    long = _outliers("window_ns", ranks)
+    known = {(each.rank, each.step) for each in long}
+    idle = (each for each in _outliers("idle_ns", ranks) if (each.rank, each.step) not in known)
+    return long + [_length_of(each, ranks[each.rank]) for each in idle]
+
+
+def _length_of(idle: OutlierStep, steps: Steps) -> OutlierStep:
+    """Return the length of a step that idles for longer, which is longer by no more than that."""
+    taken = {step[0]: step[1] for step in steps if step[1] is not None}
+    length_ns = taken.pop(idle.step)
+    more_ns = min(length_ns - statistics.median(taken.values()), idle.more_ns)
+    return replace(idle, value_ns=length_ns, usual_ns=length_ns - more_ns)
 
 
 def _outliers(name: str, ranks: Mapping[int, Steps]) -> list[OutlierStep]:

@@ -298,7 +298,11 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, H
         parts={part: total for part, total in parts.items() if total},
         ranks={str(rank): total for rank, total in sorted(ranks.items(), key=lambda item: (-item[1], item[0]))},
         operations=[PathOperation(part=part, name=name, ns=ns, count=count) for (part, name), (ns, count) in most],
-        bands={part: (min(least, parts[part]), max(most, parts[part])) for part, (least, most) in path.bands.items()},
+        # What a node waited for may be recorded later than the node: back in time, which is nobody's time.
+        bands={
+            part: (max(min(least, parts[part]), 0), min(max(most, parts[part]), path.end_ns - path.start_ns))
+            for part, (least, most) in path.bands.items()
+        },
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
         stood_still_ns=stood_still_ns,
         waited_for_core_ns=waited_ns,

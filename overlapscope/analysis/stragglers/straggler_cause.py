@@ -101,7 +101,8 @@ def find_straggler_cause(
     if computed > MOST * lead_ns:
         cause, more = _by_compute(rank, compared_peers(late), work, device=run.ranks[rank].has_device)
         if cause == "longer_compute":
-            ran = _more_operations(late, run, coverage, computed)
+            in_all_ns = round(more["compute_ns"] - more["peers_compute_ns"])
+            ran = _more_operations(late, run, coverage, min(computed, in_all_ns))
             cause, more = ("more_work", more | ran) if ran else (cause, more)
         if cause == "longer_compute":
             pauses_ns, late_ns = _paused_longer(late, paused)
@@ -254,10 +255,10 @@ def _more_operations(
     """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took: at
     least its shortest, or its longest where these are LONG_ONES times as long as any of the ranks that it delayed.
 
-    Empty where that is less than MOST of what it computed longer, or operations of a rank were not recorded.
-    Operations nest, so those of one name count alone, if they are so much, else those of several names. They are more
-    in the intervals and in the whole recording: calls that queue behind others may divide the same work otherwise, and
-    a rank may have recorded another step.
+    Empty where that is less than MOST of what it computed longer, in the intervals or in all if that is less, or
+    operations of a rank were not recorded. Operations nest, so those of one name count alone, if they are so much, else
+    those of several names. They are more in the intervals and in the whole recording: calls that queue behind others
+    may divide the same work otherwise, and a rank may have recorded another step.
     """
     rank, others = late[0].rank, compared_peers(late)
     ran = {each: _operations(run.ranks[each]) for each in (rank, *others)}

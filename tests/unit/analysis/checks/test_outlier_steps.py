@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
+from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, long_steps, outlier_steps
 
 MS = 1_000_000
 Row = tuple[int, int | None, int | None, int | None, int | None]
@@ -227,6 +227,22 @@ def test_a_step_in_which_a_rank_paused_is_odd_though_steps_vary(
     step_ms: tuple[int, ...], idle_ms: tuple[int, ...], found: list[str]
 ) -> None:
     assert ids({0: [(at, step_ms[at] * MS, None, None, idle_ms[at] * MS) for at in range(4)]}) == found
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "idle_ms", "longer_ms"),
+    [
+        ((149, 97, 196, 61), (3, 2, 134, 6), {2: 99}),  # than 97
+        ((149, 97, 196, 61), (3, 2, 63, 6), {2: 60}),  # than 3
+        ((149, 97, 196, 61), (3, 2, 4, 6), {}),
+        ((100, 97, 500, 91), (3, 2, 405, 6), {2: 403}),
+    ],
+)
+def test_a_step_in_which_a_rank_paused_is_longer_by_that(
+    step_ms: tuple[int, ...], idle_ms: tuple[int, ...], longer_ms: dict[int, int]
+) -> None:
+    steps = [(at, step_ms[at] * MS, None, None, idle_ms[at] * MS) for at in range(4)]
+    assert {each.step: each.more_ns / MS for each in long_steps({0: steps})} == longer_ms
 
 
 @pytest.mark.parametrize(("by_chance", "found"), [(False, ["comm_ns", "window_ns", "idle_ns"]), (True, ["window_ns"])])

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.model import OWN_NS
-from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _median, follow_paths
+from overlapscope.analysis.graph.path_segments import Segments
+from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _median, _summed, follow_paths
 from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Analysis
@@ -195,7 +197,7 @@ def test_on_real_traces_all_adds_up_to_the_steps_window(source: str) -> None:
     for path in found.steps:
         assert path.length_ns == windows[path.step].step_ns
         for part, (least, most) in path.bands.items():
-            assert least <= path.parts.get(part, 0) <= most
+            assert 0 <= least <= path.parts.get(part, 0) <= most <= path.length_ns
         assert sum(path.parts.values()) == sum(path.ranks.values()) == path.length_ns
         assert sum(each.ns for each in path.operations) <= path.length_ns
         assert all(each.count > 0 and each.ns > 0 for each in path.operations)
@@ -381,6 +383,17 @@ def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_t
         loads = next(each for each in path.operations if each.part == "host")
         assert (loads.name, loads.count) == ("aten::copy_", 2)
         assert loads.ns == pytest.approx(2 * job.fault.load_ns, rel=0.15)
+
+
+def test_bands_are_shares_of_the_path_also_where_a_wait_is_recorded_later_than_its_end() -> None:
+    nothing = {name: np.zeros(1, np.int64) for name in Segments.__struct_fields__}
+    segments = Segments(**nothing | {"end_ns": np.array([100]), "name": np.array([-1])})
+    path = FollowedPath(
+        step=1, rank=0, start_ns=0, end_ns=100, before_ns=0, segments=segments, own_chains_ns={},
+        bands={"compute": (40, 120), "host": (-20, 10)},
+    )  # fmt: skip
+    run = Run(world_size=1, ranks={0: rank_of(0, [], [])})
+    assert _summed(run, path, Clocks(), {}).bands == {"compute": (40, 100), "host": (0, 10)}
 
 
 @pytest.mark.parametrize(
