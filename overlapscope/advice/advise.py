@@ -27,6 +27,7 @@ from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.published_effects import with_published
+from overlapscope.advice.repeated_reductions import repeated_reductions
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
@@ -61,8 +62,9 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     blocking_reductions,
     standing_still,
     pausing_host,
+    repeated_reductions,
 )
-"""What a rank loses on its own: worth its time whoever waits for whom."""
+"""What a rank loses on its own, and what all send in vain: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (
     *OF_ONE_RANK,
     flatten_gradients,

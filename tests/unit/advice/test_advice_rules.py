@@ -91,6 +91,47 @@ def test_gaps_in_which_a_batch_is_fetched_are_the_loaders() -> None:
     assert "launch_bound" not in found
 
 
+# --- gradients that are reduced after each pass ---------------------------------------------------------------------
+
+DDP_FORWARD = "DistributedDataParallel.forward"
+
+
+def accumulated(*, forwards: Sequence[int] = (0, 450), optimizer: int = 930, second_bytes: int = 1 << 20) -> Run:
+    """Two passes, each of which reduces two buckets beside which nothing is computed; then the optimizer."""
+    return always(
+        Kernel(start=0, end=200, launch=0),
+        Sent(start=200, end=300, launch=190),
+        Sent(start=300, end=400, launch=195, size_bytes=1 << 19, elements=1 << 17),
+        Kernel(start=450, end=650, launch=450),
+        Sent(start=650, end=750, launch=640, size_bytes=second_bytes, elements=second_bytes // 4),
+        Sent(start=750, end=900, launch=645, size_bytes=1 << 19, elements=1 << 17),
+        Kernel(start=930, end=990, launch=930),
+        *(Range(name=DDP_FORWARD, start=at, end=at + 50) for at in forwards),
+        Range(name="Optimizer.step#Adam.step", start=optimizer, end=optimizer + 20),
+    )
+
+
+def test_gradients_that_ddp_reduces_after_each_pass_are_reduced_once_instead() -> None:
+    found = fired(accumulated())["repeated_reductions"]
+    assert found.evidence == {"times": 2, "exposed_ns": about(450 * US)}
+    assert found.gain_high_ns == about(225 * US)
+    assert "no_sync" in found.apply["ddp"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(accumulated(forwards=[0]), id="one pass"),
+        pytest.param(accumulated(forwards=[0, 60]), id="two forwards before one backward"),
+        pytest.param(accumulated(forwards=[]), id="without DDP"),
+        pytest.param(accumulated(optimizer=420), id="an optimizer for each pass"),
+        pytest.param(accumulated(second_bytes=3 << 20), id="other gradients"),
+    ],
+)
+def test_gradients_that_are_reduced_once_are_not(run: Run) -> None:
+    assert "repeated_reductions" not in fired(run)
+
+
 # --- the last gradient ----------------------------------------------------------------------------------------------
 
 
