@@ -64,6 +64,8 @@ class CollectiveCall(msgspec.Struct, gc=False):
     """Mark of the compute stream after the call, where streams share queues."""
     seq: int | None = None
     """Sequence number of the call in its group, as the backend counts."""
+    peer: int | None = None
+    """Rank of the world that a send goes to or a receive comes from."""
 
 
 class StepRecord(msgspec.Struct):

@@ -483,4 +483,5 @@ class Session:
             "telemetry_unsupported": [*self.hooks.unsupported, *self.hooks.sampler.unsupported],
             "links": self.hooks.links,
             "sockets": self.hooks.sockets.connections(),
+            "groups": self.guard("reading the groups", environment.groups_led_by, self.rank) or [],
         }

@@ -288,7 +288,7 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
         Spans: ("recording", "lane", "kind", "name", "start_ns", "end_ns", "launch_ns", "step", "collective"),
         Collectives: (
             "recording", "step", "group", "seq", "op", "dtype", "elements", "bytes", "group_size", "launch_ns",
-            "start_ns", "end_ns", "phase", "module",
+            "start_ns", "end_ns", "phase", "module", "peer",
         ),
         Annotations: ("recording", "lane", "name", "start_ns", "end_ns"),
     }  # fmt: skip
@@ -516,6 +516,7 @@ def _add_calls(
             end,
             code(phase) if phase else -1,
             code(call.module) if call.module else -1,
+            or_missing(call.peer),
         )
         row = len(rows.calls["start_ns"]) - 1
         _append(rows.spans, window, rows.lane_of[call.group], COMM, code(call.op), start, end, launched, step, row)

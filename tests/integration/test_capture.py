@@ -241,12 +241,28 @@ def test_calls_are_numbered_alike_on_every_rank_unless_members_exchange_in_pairs
     run = overlapscope.load(tmp_path / "run")
     described = {group.name: group.description for group in run.run.groups}
     tables = [run.table("collectives", rank) for rank in run.ranks]
-    of_all = [calls[[described[name] != "pairs" for name in calls.group]] for calls in tables]
+    of_all = [calls[[described[name] not in ("pairs", "last") for name in calls.group]] for calls in tables]
     assert of_all[0].seq.tolist() == of_all[1].seq.tolist() == of_all[2].seq.tolist()
     assert of_all[0].seq.notna().all()
     assert all(calls[calls.op == "all_reduce"].seq.isna().any() for calls in tables[:2])
     # Rank 2 has seen no pair, but its numbers can't be those of the others: nothing is paired by them.
-    assert all(row.estimate == "matched" for row in run.analysis().collectives if described[row.group or ""] != "pairs")
+    of_world = [row for row in run.analysis().collectives if described[row.group or ""] not in ("pairs", "last")]
+    assert all(row.estimate == "matched" for row in of_world)
+
+
+def test_a_message_is_recorded_with_the_rank_of_the_world_that_it_goes_to_or_comes_from(tmp_path: Path) -> None:
+    passed(train("uneven_pairs", tmp_path, world=3))
+    run = overlapscope.load(tmp_path / "run")
+    described = {group.name: group.description for group in run.run.groups}
+    found = set()
+    for rank in run.ranks:
+        calls = run.table("collectives", rank)
+        calls = calls[calls.op.isin(("send", "recv"))]
+        peers = [None if missing else int(peer) for peer, missing in zip(calls.peer, calls.peer.isna(), strict=True)]
+        found |= set(zip([rank] * len(calls), calls.op, [described[name] for name in calls.group], peers, strict=True))
+    assert found == {
+        (0, "send", "pairs", 1), (1, "recv", "pairs", 0), (1, "send", "last", 2), (2, "recv", "last", None),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])

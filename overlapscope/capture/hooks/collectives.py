@@ -60,6 +60,8 @@ class CollectiveWatch:
         """`id()` of a Work and its transfer by the storage of its output: functional collectives wait on the output."""
         self._backends: dict[str, str | None] = {}
         """By group: the name of its backend for device tensors."""
+        self._members: dict[str, dict[int, int]] = {}
+        """By group: the rank of the world of each of its ranks."""
         self.listening = False
 
     def open(self) -> None:
@@ -169,6 +171,8 @@ class CollectiveWatch:
         others = own if received == sent else self._elements(args, received)
         elements = full_elements(operation.op, own if sent is not None else None, others, size)
         on_host = not self._clock.on_device or self._on_host(group, name, tensors)
+        # NCCL has a communicator and a stream for each pair.
+        index = None if operation.peer is None else args[operation.peer]
         return CollectiveCall(
             op=operation.op,
             group=name,
@@ -178,13 +182,21 @@ class CollectiveWatch:
             module=getattr(self._threads, "module", None),
             entered_ns=entered_ns,
             transfer=Transfer(
-                lane=name if operation.op not in POINT_TO_POINT else _lane_of_pair(name, operation, args),
+                lane=name if operation.op not in POINT_TO_POINT else f"{name} with {index}",
                 ready=time.monotonic_ns() if on_host else self._clock.mark(),
                 on_host=on_host,
                 on_compute=not on_host and self._clock.blocks_compute(0),
             ),
             seq=_number(group),
+            peer=None if index is None else self._member(group, name, index),
         )
+
+    def _member(self, group: Any, name: str, index: int) -> int | None:
+        """Return the rank of the world of a member of a group; None where torch does not know the group."""
+        if name not in self._members:
+            ranks = self._distributed.distributed_c10d._world.pg_group_ranks.get(group, {})
+            self._members[name] = {own: rank for rank, own in ranks.items()}
+        return self._members[name].get(index)
 
     def _on_host(self, group: Any, name: str, tensors: list[Any]) -> bool:
         """Return whether the host moves these tensors, in a job that has a device."""
@@ -460,12 +472,6 @@ def _elements(tensors: list[Any]) -> int:
 @cache
 def _dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _lane_of_pair(group: str, operation: Operation, args: tuple[Any, ...]) -> str:
-    """Return what a send or receive runs one after the other with: NCCL has a communicator and stream for each pair."""
-    peer = next((each for each in args[operation.group + 1 :] if isinstance(each, int)), None)
-    return f"{group} with {peer}"
 
 
 def _device_backend(group: Any, device: Any) -> str | None:

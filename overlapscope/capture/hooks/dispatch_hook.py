@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from overlapscope.timeline.operations import SEND_OPS
+
 OPERATIONS: Final[dict[str, tuple[str, int | None, int | None]]] = {
     # dispatcher name: (operation, argument sent, argument received)
     "allreduce_": ("all_reduce", 0, 0),
@@ -38,6 +40,8 @@ OPERATIONS: Final[dict[str, tuple[str, int | None, int | None]]] = {
     "barrier": ("barrier", None, None),
 }
 KEY: Final = "BackendSelect"
+PEERS: Final = ("dst", "src")
+"""Names of that argument."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     sent: int | None
     received: int | None
     group: int
+    peer: int | None = None
+    """Position of the rank in the group that a message goes to or comes from."""
 
 
 CallHandler = Callable[[Operation, Callable[..., Any], Any, tuple[Any, ...]], Any]
@@ -98,7 +104,8 @@ class DispatchHook:
                 continue
             arguments = packet.default._schema.arguments
             group = next(at for at, each in enumerate(arguments) if "ProcessGroup" in str(each.type))
-            operation = Operation(op=op, sent=sent, received=received, group=group)
+            peer = next((at for at, each in enumerate(arguments) if op in SEND_OPS and each.name in PEERS), None)
+            operation = Operation(op=op, sent=sent, received=received, group=group, peer=peer)
             library.impl(name, self._kernel(operation, packet.default, below), KEY, with_keyset=True)
         functional = torch.library.Library("_c10d_functional", "IMPL")
         self._libraries.append(functional)

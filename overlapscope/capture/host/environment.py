@@ -6,6 +6,8 @@ import socket
 import sys
 from typing import Any
 
+import msgspec
+
 from overlapscope.timeline.run import Group
 
 RECORDED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "GLOO_", "UCX_", "FI_")
@@ -74,6 +76,15 @@ def groups() -> tuple[Group, ...]:
         ranks = tuple(sorted(members))
         found.append(Group(name=group.group_name, description=group.group_desc or None, size=len(ranks), ranks=ranks))
     return tuple(sorted(found, key=lambda each: each.name))
+
+
+def groups_led_by(rank: int) -> list[dict[str, Any]]:
+    """Return the process groups whose lowest rank this process is, as plain values; none of rank 0.
+
+    Rank 0 lists its own in `run.json`, and knows no others: so each group is listed once.
+    """
+    led = [each for each in groups() if rank > 0 and each.ranks and each.ranks[0] == rank]
+    return [msgspec.to_builtins(each) for each in led]
 
 
 OVERRIDDEN = (

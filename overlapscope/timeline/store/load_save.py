@@ -10,9 +10,12 @@ not there.
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE, make, size
@@ -119,7 +122,7 @@ def load_run(path: Path) -> Run:
             sources.append(_warning(folder, f"rank {entry.rank}: {opened.lost}"))
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
-    world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
+    world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1), _groups_of(ranks.values()))
     sources += [_warning(path / MANIFEST, each) for each in odd]
     facts, unread = _facts(path, manifest)
     sources += [_warning(path / FACTS, each) for each in unread]
@@ -154,8 +157,20 @@ def _warning(path: Path, text: str, *unread_ranks: int) -> Source:
     return Source(path=str(path), format="overlapscope", warnings=(text,), unread_ranks=unread_ranks)
 
 
-def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:
-    """Return the world size, the possible groups, and messages about what was wrong; `last` is the last rank."""
+def _groups_of(ranks: Iterable[RankTimeline]) -> list[Group]:
+    """Return the groups that ranks themselves list: the manifest has those that rank 0 knows."""
+    found = []
+    for each in (each for rank in ranks if isinstance(listed := rank.recorded.get("groups"), list) for each in listed):
+        with suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(each, Group))
+    return found
+
+
+def _sound(
+    manifest: Manifest, path: Path, last: int, others: Sequence[Group]
+) -> tuple[int | None, tuple[Group, ...], list[str]]:
+    """Return the world size, the possible groups, and messages about what was wrong; `last` is the last rank, `others`
+    are groups that the manifest may lack."""
     odd = []
     if not (path / MANIFEST).is_file():
         odd.append(f"{MANIFEST} is not there: how many ranks the job had, its groups and its software are not known")
@@ -164,9 +179,11 @@ def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple
         odd.append(f"rank {last} is none of a world of {world_size}: {last + 1} ranks are taken; are they of one job?")
         world_size = last + 1
     groups = tuple(each for each in manifest.groups if _is_possible(each))
+    names = {each.name for each in manifest.groups}
+    more = {each.name: each for each in others if each.name not in names and _is_possible(each)}
     if len(groups) < len(manifest.groups):
         odd.append(f"groups whose ranks or sizes cannot be, left out: {len(manifest.groups) - len(groups)}")
-    return world_size, groups, odd
+    return world_size, (*groups, *more.values()), odd
 
 
 def _is_possible(group: Group) -> bool:

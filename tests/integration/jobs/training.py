@@ -186,8 +186,9 @@ def plain() -> dict[str, object]:
 
 
 def uneven_pairs() -> dict[str, object]:
-    """On one of two groups rank 0 and rank 1 exchange something that rank 2 has no part in."""
+    """On one of two groups ranks 0 and 1 exchange something that rank 2 has no part in; on a third ranks 1 and 2 do."""
     pairs = dist.new_group(list(range(WORLD)), group_desc="pairs")
+    last = dist.new_group([1, 2], group_desc="last")
     value = torch.ones(1000)
     with profiled(None, warmup=0, measure_overhead=False) as scope:
         for _ in range(3):
@@ -197,6 +198,9 @@ def uneven_pairs() -> dict[str, object]:
                     dist.send(value, 1, group=pairs)
                 elif RANK == 1:
                     dist.recv(value, 0, group=pairs)
+                    dist.send(value, 2, group=last)
+                else:
+                    dist.recv(value, group=last)  # from whom is not said
                 dist.all_reduce(value, group=pairs)
     return {}
 

@@ -124,7 +124,7 @@ class VirtualJob:
 
         if not self.recorded:
             return run()
-        operation = Operation(op=op, sent=sent, received=received, group=2)
+        operation = Operation(op=op, sent=sent, received=received, group=2, peer=None if peer is None else 3)
         return self.watch._see(operation, run, None, ([tensor], [tensor], group, peer))
 
     def wait_tensor(self, work: Work, tensor: Tensor) -> None:

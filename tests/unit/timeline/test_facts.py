@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.source_tables import Told, rows_of_sources
@@ -25,7 +26,7 @@ from overlapscope.timeline.facts import FACT_TABLES, Facts, Links, Messages, joi
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.load_save import load_run, save_run
-from tests.support.builders import spelled
+from tests.support.builders import spelled, timeline
 from tests.support.call_logs import Call, log, trace
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -130,6 +131,18 @@ def test_a_cell_is_one_short_line_whatever_a_log_holds() -> None:
 
 
 # --- stored ---------------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_rank_0_is_not_in_are_those_that_their_own_ranks_list(tmp_path: Path) -> None:
+    whole, own = Group(name="0", size=3, ranks=(0, 1, 2)), Group(name="1", size=2, ranks=(1, 2), description="tp")
+    listed: dict[int, object] = {
+        0: None,
+        1: [{"name": "1", "description": "tp", "size": 2, "ranks": [1, 2]}, {"name": "0", "size": 2, "ranks": [1, 2]}],
+        2: [{"size": "two"}, 3, {"name": "2", "size": 2, "ranks": [-1, 2]}],
+    }
+    ranks = {rank: replace(timeline(), rank=rank, recorded={"groups": each}) for rank, each in listed.items()}
+    save_run(Run(world_size=3, ranks=ranks, groups=(whole,)), tmp_path / "run", version="0")
+    assert load_run(tmp_path / "run").groups == (whole, own)
 
 
 @settings(max_examples=25)
