@@ -23,7 +23,9 @@ all sizes are known, ..."""
 FEWER: Final = 8
 """... so many times as many as buckets of 25 MiB would be. A choice."""
 LEAST_BYTES: Final = 64 << 10
-"""Calls of known sizes that are less in all are metrics. A choice."""
+"""Fewer calls than FEWEST_CALLS, of known sizes that are less in all, are metrics. A choice: a job has few ..."""
+NUMBER_BYTES: Final = 8
+"""... and each is a number: of more calls that are no larger, too."""
 ODD_ONES: Final = 2
 """Among few layers' calls so many may have another size: one at each end."""
 ALIKE: Final = 0.9
@@ -180,11 +182,9 @@ def _are_small_parts(sizes: Ints) -> bool:
     """Return whether calls of these bytes are many more than buckets would be."""
     known = bool((sizes != NONE).all())
     total = int(sizes.sum()) if known else 0
-    if known and total < LEAST_BYTES:
-        return False
     if sizes.size >= FEWEST_CALLS:
-        return bool(np.median(sizes) < BUCKET_BYTES)
-    return known and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
+        return bool(np.median(sizes) < BUCKET_BYTES) and not (known and sizes.max() <= NUMBER_BYTES)
+    return known and total >= LEAST_BYTES and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
 
 
 def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:

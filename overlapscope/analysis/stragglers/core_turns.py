@@ -6,7 +6,9 @@ the moments at which more than k certainly ran (`host_runs`) are compared with w
 certainly have run, had each a core of its own.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
 import msgspec
@@ -26,6 +28,8 @@ ALWAYS: Final = 0.999
 """A host that runs whenever it wants to is taken to do so with this probability."""
 OF_TIME: Final = 0.03
 """More hosts than cores compute at once for at least this share of the recording."""
+MOST_HOSTS: Final = 16
+"""Of more hosts on one machine it is not asked which of them share one core: pairs are many."""
 LAGS: Final = 199
 """What each host did where it wanted to run is shifted so many times against the others ..."""
 AS_RARE: Final = 0.01
@@ -53,8 +57,34 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """When each rank paused in operations while others computed on all cores."""
 
 
-def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
-    """Return what shows that the hosts of one machine, by rank, share fewer cores; None where nothing does."""
+def sharing_one_core(hosts: Mapping[int, HostRuns]) -> list[Turns]:
+    """Return which of the hosts of one machine share one core, others of them having others: of which no two run at
+    once; empty where none do, or all.
+
+    Each pair is asked; the probability that any of them seldom runs at once by chance is that of one.
+    """
+    if not 2 < len(hosts) <= MOST_HOSTS:
+        return []
+    pairs = list(combinations(sorted(hosts), 2))
+    fewest = FEWEST + math.log(len(pairs))
+    turns = {pair for pair in pairs if taking_turns({rank: hosts[rank] for rank in pair}, fewest)}
+    found, left = [], set(hosts)
+    for rank in sorted(hosts):
+        sharing = [rank, *(other for other in sorted(left) if (rank, other) in turns)]
+        if rank not in left or not 1 < len(sharing) < len(hosts) or not turns.issuperset(combinations(sharing, 2)):
+            continue
+        each = taking_turns({member: hosts[member] for member in sharing})
+        if each is not None and each.cores == 1:
+            found.append(each)
+            left -= set(sharing)
+    return found
+
+
+def taking_turns(hosts: Mapping[int, HostRuns], fewest: float = FEWEST) -> Turns | None:
+    """Return what shows that the hosts of one machine, by rank, share fewer cores; None where nothing does.
+
+    They would begin to run at once at least `fewest` times by chance.
+    """
     own = list(hosts.values())
     computing, ran = (_beyond([getattr(each, what) for each in own]) for what in ("computing", "ran"))
     recorded = max((each.recorded_ns for each in own), default=0)
@@ -65,10 +95,10 @@ def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
         if together < OF_TIME * recorded:
             return None
         most = _wanted(own) if most is None else most
-        if not _is_seldom(at_once, most.beyond(cores), cores, stretch):
+        if not _is_seldom(at_once, most.beyond(cores), cores, fewest * stretch):
             continue
         by_chance = _by_chance(own, cores)
-        if not _is_seldom(at_once, by_chance, cores, stretch):
+        if not _is_seldom(at_once, by_chance, cores, fewest * stretch):
             continue
         shifted = _beyond_shifted(own) if shifted is None else shifted
         if np.count_nonzero(shifted[:, cores] <= at_once) > AS_RARE * LAGS:
@@ -81,9 +111,9 @@ def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
     return None
 
 
-def _is_seldom(at_once: int, by_chance: float, cores: int, stretch: float) -> bool:
+def _is_seldom(at_once: int, by_chance: float, cores: int, fewest_ns: float) -> bool:
     """Return whether equal hosts would so seldom run at once for as short; each of them may end it."""
-    return at_once <= NEVER * by_chance and by_chance * (cores + 1) >= FEWEST * stretch
+    return at_once <= NEVER * by_chance and by_chance * (cores + 1) >= fewest_ns
 
 
 def _beyond_shifted(hosts: Sequence[HostRuns]) -> Ints:

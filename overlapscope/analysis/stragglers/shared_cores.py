@@ -18,7 +18,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
 from overlapscope.analysis.per_rank.host_runs import HostRuns
-from overlapscope.analysis.stragglers.core_turns import Turns, taking_turns
+from overlapscope.analysis.stragglers.core_turns import Turns, sharing_one_core, taking_turns
 from overlapscope.analysis.stragglers.core_waits import FEWEST, WIDESPREAD, waits_for_cores
 from overlapscope.analysis.stragglers.host_cause import fetching
 from overlapscope.display import percent_text
@@ -135,11 +135,15 @@ def pinned_hosts(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> li
 
 
 def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> list[Turns]:
-    """Return the machines whose hosts share cores; `hosts` holds those of CPU runs, on their machine's clock."""
-    found = [
-        taking_turns({rank: hosts[rank] for rank in ranks}) for ranks in _machines(run, hosts, clocks) if len(ranks) > 1
-    ]
-    return [each for each in found if each is not None]
+    """Return the hosts of a machine that share one core, others having others, else the machines whose hosts share
+    cores; `hosts` holds those of CPU runs, on their machine's clock."""
+    found: list[Turns] = []
+    for ranks in _machines(run, hosts, clocks):
+        own = {rank: hosts[rank] for rank in ranks}
+        every = taking_turns(own) if len(ranks) > 1 else None
+        some = [] if every is not None and every.cores == 1 else sharing_one_core(own)
+        found += some or ([] if every is None else [every])
+    return found
 
 
 def _machines(run: Run, hosts: Collection[int], clocks: Clocks) -> list[list[int]]:
@@ -254,11 +258,15 @@ def _as_turns(each: Turns, of: int) -> Finding:
     ran = f"never more than {cores}" if cores > 1 else "no two"
     more = "more" if cores > 1 else "two or more"
     shared = f"about {cores} cores" if cores > 1 else "one core"
+    what = f"{ran} of the {size} hosts of ranks {_listed(each.ranks)} ran at once, though {more} computed"
+    if size == 2:
+        what = f"the hosts of ranks {each.ranks[0]} and {each.ranks[1]} never ran at once, though both computed"
+    whom = "either" if size == 2 else "any of them"
     return Finding(
         id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}",
         severity="warning",
-        title=f"{ran} of the {size} hosts of ranks {_listed(each.ranks)} ran at once, though {more} computed "
-        f"{percent_text(each.share)} of the time: they share {shared}, and the scheduler can make any rank late",
+        title=f"{what} {percent_text(each.share)} of the time: they share {shared}, and the scheduler can make {whom} "
+        "late",
         evidence={
             "ranks": list(each.ranks), "cores": cores, "share_of_time": each.share, "waited_share": each.waited_share,
             "at_once_ns": each.at_once_ns, "at_once_by_chance_ns": round(each.by_chance_ns),

@@ -234,6 +234,8 @@ def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_not
     assert fired(one_by_one(20))["flatten_gradients"].evidence["calls"] == 20, "they fit into one bucket"
     for calls in (20, 40):
         assert "flatten_gradients" not in fired(one_by_one(calls, size_bytes=4)), "metrics"
+    assert "flatten_gradients" not in fired(one_by_one(20, size_bytes=48))
+    assert fired(one_by_one(40, size_bytes=48))["flatten_gradients"].evidence["calls"] == 40, "a small model's biases"
     assert "flatten_gradients" not in fired(one_by_one(20, size_bytes=5 << 20)), "four buckets are no eighth of 20"
     assert "flatten_gradients" not in fired(one_by_one(60, size_bytes=25 << 20))
     assert "flatten_gradients" not in fired(one_by_one(60, computed=4))  # backward goes on

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise, zip_longest
 
 import numpy as np
 import pytest
@@ -121,6 +121,43 @@ def test_a_host_waits_for_a_core_where_it_pauses_while_others_compute_on_all() -
         outside = difference(one.waits[rank], intervals(half))
         assert length(outside) == 0
         assert length(one.waits[rank]) == length(own.paused) - length(difference(own.paused, intervals(half)))
+
+
+def on_one_core(seed: int) -> list[HostRuns]:
+    """Return two hosts that take turns of lengths drawn by chance."""
+    draw, ends = random.Random(seed), [0]
+    while ends[-1] < LENGTH:
+        ends.append(min(ends[-1] + draw.randint(MS, 4 * MS), LENGTH))
+    turns = list(pairwise(ends))
+    return [runs(WHOLE, turns[first::2]) for first in (0, 1)]
+
+
+def mixed(*groups: Sequence[HostRuns]) -> list[HostRuns]:
+    """Return the hosts of several sets of cores, the first of each first."""
+    return [each for together in zip_longest(*groups) for each in together if each is not None]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shared"),
+    [
+        pytest.param(mixed(on_cores(2, 1), busy(1, seed=3)), [((0, 2), 1)], id="two of three"),
+        pytest.param(mixed(on_cores(2, 1), busy(4, seed=4)), [((0, 2), 1)], id="two of six"),
+        pytest.param(mixed(on_one_core(1), on_one_core(2)), [((0, 2), 1), ((1, 3), 1)], id="two and two"),
+        pytest.param(mixed(on_cores(3, 1), busy(2, seed=5)), [((0, 2, 4), 1)], id="three of five"),
+        pytest.param(on_cores(4, 2), [((0, 1, 2, 3), 2)], id="any of four on any of two cores"),
+        pytest.param(busy(6, seed=6), [], id="each on its own"),
+    ],
+)
+def test_hosts_that_share_one_core_are_told_from_those_that_have_others(
+    hosts: list[HostRuns], shared: list[tuple[tuple[int, ...], int]]
+) -> None:
+    assert [(each.ranks, each.cores) for each in in_turns(hosts)] == shared
+
+
+def test_of_two_that_share_a_core_it_is_said_that_they_never_ran_at_once() -> None:
+    (found,) = shared_cores(Run(world_size=3, ranks={}), (), in_turns(mixed(on_cores(2, 1), busy(1, seed=3))))
+    assert found.title.startswith("the hosts of ranks 0 and 2 never ran at once, though both computed 100")
+    assert "they share one core, and the scheduler can make either late" in found.title
 
 
 @pytest.mark.parametrize("names", [("a", "b", None), ("a", None, "b")])
