@@ -5,6 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from overlapscope.advice.rule_input import ms
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
 from overlapscope.analysis.result import Analysis, Recommendation, waited_for
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
@@ -14,6 +16,9 @@ DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
 OF_IDLE: Final = 1 / 3
 """Waiting for nobody in particular comes first unless ranks idle for three times as long: then that is the loss."""
+MOSTLY_MATCHED: Final = 0.5
+"""Where calls that were matched are less than this share of the time in communication, their waiting is compared with
+the step."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
 
@@ -150,6 +155,10 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
 
 def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis) -> str:
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
+    head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
+    late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
+    if found.collective_ns < MOSTLY_MATCHED * comm_ns and head.step_ns and late_ns:
+        waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
         whom = waited_for(found.blame_ns, analysis)

@@ -546,6 +546,17 @@ def test_a_gloo_collective_whose_call_was_not_recorded_keeps_its_own_name(folder
     assert table.launch_ns.isna().all()
 
 
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_barrier_over_gloo_has_its_call_whether_shapes_were_recorded_or_not(*, shapes: bool, folder: Path) -> None:
+    """Its call has a tensor that names the device; what runs has none."""
+    args = {"Input Dims": [[1], [], [], [], []], "Input type": ["unsigned char", "", "", "", ""]} if shapes else {}
+    entered = [op("c10d::barrier", at * MS, 3 * MS, args=args) for at in (1, 5)]
+    ran = [annotation("gloo:barrier", at * MS + 1 * US, 2 * MS, thread=WORKER) for at in (1, 5)]
+    table = calls(load(folder, [op("aten::mm", 0, MS), *entered, *ran]))
+    assert table.op.tolist() == ["barrier", "barrier"]
+    assert (table.start_ns - table.launch_ns).tolist() == [1 * US, 1 * US]
+
+
 def allreduce(start_ns: int, elements: int) -> Event:
     args = {"Input Dims": [[[elements]], [], [], [], []], "Input type": ["TensorList", "", "", "", "Scalar"]}
     return op("c10d::allreduce_", start_ns, 20 * US, args=args)

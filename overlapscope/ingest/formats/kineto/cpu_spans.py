@@ -168,13 +168,15 @@ def _match(columns: TraceColumns, names: list[str], executed: Ints, ended: Mask,
         op = canonical_operation(found["op"]) if found else None
         args = columns.host_args.get(row, _NO_ARGS)
         position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
-        size = input_elements(args, position)
+        # A barrier has a tensor that names its device, which its execution lacks.
+        size = None if op in OPS_WITHOUT_VOLUME else input_elements(args, position)
         waiting.setdefault((EXECUTED_AS.get(op or "", op), size), deque()).append(row)
     keys: list[_Key] = []
     for row in executed.tolist():
         found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
         op = canonical_operation(found["op"]) if found else None
-        keys.append((op, input_elements(columns.host_args.get(row, _NO_ARGS))))
+        args = columns.host_args.get(row, _NO_ARGS)
+        keys.append((op, None if op in OPS_WITHOUT_VOLUME else input_elements(args)))
     whole = Counter(key for key, is_whole in zip(keys, ended.tolist(), strict=True) if is_whole)
     left = {key for key, queue in waiting.items() if len(queue) > whole[key]}
     out: list[int | None] = []
