@@ -19,6 +19,9 @@ TOGETHER_NS: Final = 200_000
 FEWEST: Final = 2
 OFTEN: Final = 0.1
 """... at least so many calls do, and this share of all: others end apart, as the thread that sees an end waits ..."""
+FEWEST_OF_SETS: Final = 3
+"""Between sets of ranks, of which any two may end together by chance, so many calls do, and as many as one distance
+apart."""
 MOST_OFTEN: Final = 0.5
 """... and at least this share of those that end any one distance apart, which is how far two clocks would be."""
 SCATTERED: Final = 0.4
@@ -61,6 +64,7 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
     Messages count only between ranks that share no call: paired by order, some may be paired with one sent after them.
     """
     apart: dict[tuple[int, int], list[Ints]] = {}
+    every: list[tuple[list[int], Ints]] = []
     for block in blocks:
         places = [at for at, rank in enumerate(block.ranks) if rank in ranks]
         if len(places) < 2:
@@ -69,6 +73,7 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
         rooted = block.op in ROOTED  # whose root may leave before another member comes
         if not rooted and (start.max(axis=0) - end.min(axis=0) > EARLY_NS).any():
             return []
+        every.append(([block.ranks[at] for at in places], end))
         if by_rooted and not rooted:
             continue
         for one, other in combinations(range(len(places)), 2):
@@ -79,9 +84,35 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
     if any((each < -EARLY_NS).any() for each in took.values()):
         return []
     answered = [ways for ways in took if ways[::-1] in took]
-    together = all(_end_together(np.sort(np.concatenate(each)), by_rooted=by_rooted) for each in apart.values())
+    alike = [pair for pair, each in apart.items() if _end_together(np.sort(np.concatenate(each)), by_rooted=by_rooted)]
+    together = len(alike) == len(apart) or (by_rooted and _sets_end_together(ranks, alike, every))
     agree = together and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []
+
+
+def _sets_end_together(
+    ranks: Sequence[int], alike: Sequence[tuple[int, int]], calls: Sequence[tuple[Sequence[int], Ints]]
+) -> bool:
+    """Return whether ranks that end together in pairs (`alike`) make sets, and between any two sets calls end together
+    on some rank of either as often as one distance apart.
+
+    `calls` holds the ranks of calls, and their ends: a rank a row, a call a column.
+    """
+    sets = connected([*alike, *((rank, rank) for rank in ranks)])
+    for one, other in combinations(sets, 2):
+        nearest: list[int] = []
+        distances: list[Ints] = []
+        for members, ends in calls:
+            mine, theirs = ([at for at, rank in enumerate(members) if rank in own] for own in (one, other))
+            if mine and theirs:
+                between = (ends[theirs][:, None] - ends[mine][None]).reshape(-1, ends.shape[1])
+                nearest += np.abs(between).min(axis=0).tolist()
+                distances += [np.unique(each // (2 * TOGETHER_NS)) for each in between.T]
+        near = int((np.array(nearest) <= TOGETHER_NS).sum())
+        most = int(np.unique(np.concatenate(distances), return_counts=True)[1].max()) if distances else 0
+        if near < max(FEWEST_OF_SETS, OFTEN * len(nearest), most):
+            return False
+    return True
 
 
 def _messages(run: Run, ranks: Sequence[int]) -> dict[tuple[int, int], Ints]:

@@ -165,3 +165,28 @@ def test_ranks_of_one_name_that_nothing_connects_are_not_known_to_share_a_clock(
     assert clocks.comparable((0, 1))
     assert clocks.comparable((2, 3))
     assert not clocks.comparable((1, 2))
+
+
+@pytest.mark.parametrize(("ahead_ms", "shared"), [(0.0, True), (4.0, False)])
+def test_ranks_that_end_together_in_pairs_share_a_clock_where_calls_end_together_between_the_pairs(
+    ahead_ms: float, *, shared: bool
+) -> None:
+    """Two pairs on busy cores: all-reduces end anywhere, broadcasts mostly at one moment in each pair; sometimes at one
+    moment on a rank of each, now on these, now on those."""
+    random = np.random.default_rng(5)
+    calls: dict[int, list[Met]] = {rank: [] for rank in range(4)}
+    for at in range(16):
+        pairs = [float(random.uniform(0, 25)) for _ in range(2)]
+        lags = [pairs[rank // 2] for rank in range(4)]
+        if at % 4 == 0:
+            one, other = at // 4 % 2, 2 + at // 8
+            lags[one] = lags[other] = 5.0
+        for rank in range(4):
+            begin, late = at * 100.0, float(random.uniform(0, 9))
+            calls[rank] += [Met(start=begin, end=begin + 30 + late)]
+            end = begin + 60 + lags[rank] + float(random.uniform(0, 0.05))
+            calls[rank] += [Met(start=begin + 50, end=end, op="broadcast", volume=4)]
+    run = job(calls, {"all": (0, 1, 2, 3)}, lasts=1600, has_device=False, clock=dict.fromkeys((2, 3), ahead_ms))
+    run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
+    found = match_and_align(run).clocks.offset_ns
+    assert (found == dict.fromkeys(range(4), 0.0)) is shared

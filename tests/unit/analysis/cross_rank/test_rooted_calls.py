@@ -134,7 +134,7 @@ def test_broadcasts_show_the_clock_of_a_host_on_which_all_reduces_end_late_now_h
     assert (match_and_align(run).clocks.offset_ns == {0: 0.0, 1: 0.0}) is one_clock
 
 
-def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
+def test_a_call_that_the_root_left_before_the_other_came_is_no_wait_and_others_are() -> None:
     run = job(LATE)
     calls = run.ranks[1].collectives
     start_ns = calls.start_ns.copy()
@@ -142,8 +142,19 @@ def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
     end_ns = calls.end_ns.copy()
     end_ns[-1] = start_ns[-1] + MS
     left = replace(run.ranks[1], collectives=replace(calls, start_ns=start_ns, end_ns=end_ns))
-    waits = match_and_align(replace(run, ranks={**run.ranks, 1: left})).waits
-    assert waits[1].wait_ns == 0
+    found = match_and_align(replace(run, ranks={**run.ranks, 1: left}))
+    assert found.waits[1].wait_ns == pytest.approx((STEPS - 1) * 38 * MS)
+    assert {block.op: block.calls for block in found.matching.blocks} == {"all_reduce": STEPS, "broadcast": STEPS - 1}
+
+
+def test_a_call_that_ends_late_on_one_rank_is_not_split_and_others_are() -> None:
+    run = job(LATE)
+    calls = run.ranks[1].collectives
+    end_ns = calls.end_ns.copy()
+    end_ns[1] += 6 * MS  # the first broadcast, in which it waits 38 ms
+    late = replace(run.ranks[1], collectives=replace(calls, end_ns=end_ns))
+    found = match_and_align(replace(run, ranks={**run.ranks, 1: late}))
+    assert found.waits[1].wait_ns == pytest.approx((STEPS - 1) * 38 * MS)
 
 
 def test_two_groups_without_names_are_not_one_that_waits() -> None:
