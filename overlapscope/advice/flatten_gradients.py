@@ -84,7 +84,9 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
         round(sum(getattr(each, part) for each in bursts) / having)
         for part in ("calls", "length_ns", "comm_ns", "compute_ns")
     )
-    what = "Average parameters as a few flat tensors" if averages else "Reduce gradients as a few flat buckets"
+    what = "Reduce gradients as a few flat buckets"
+    if averages:
+        what = "Reduce what follows the optimizer (parameters?) as a few flat tensors"
     step = f"a {ms(given.step_ns)} {given.per}"
     in_a_row = all(each.exposed_ns is None for each in bursts)
     rows = round(len(bursts) / having)

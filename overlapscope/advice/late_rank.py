@@ -166,4 +166,5 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"Look at {who}{cause}: w{waiting}, which no setting of communication shortens"
+    when = straggler.late_in if len(ranks) == 1 else ""
+    return f"Look at {who}{cause}{when}: w{waiting}, which no setting of communication shortens"

@@ -129,7 +129,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     beside = _beside(given.analysis, cause)
     # What they did longer divides one wait.
     if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
-        cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, ""
+        cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, _for_cores(given.analysis)
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     left_out_ns = _left_out_ns(given)
@@ -164,7 +164,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
 def _beside(analysis: Analysis, cause: str) -> str:
     """Return what is to be said beside a cause: that it is another one over all steps, or who may delay transfers."""
     if cause in WAITS_FOR_LATE_RANK:
-        return ""
+        return _for_cores(analysis)
     every = causes_of_all_steps(analysis)
     late_ns, total_ns = sum(every[each] for each in WAITS_FOR_LATE_RANK), max(every.total(), 1)
     if late_ns > every[cause]:
@@ -175,7 +175,11 @@ def _beside(analysis: Analysis, cause: str) -> str:
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
     if cause == "slow_transfer" and lack_cores(analysis.findings):
         return " (perhaps as threads that transfer lack cores, too)"
-    return ""
+    return _for_cores(analysis)
+
+
+def _for_cores(analysis: Analysis) -> str:
+    return " (some of it perhaps for lack of cores)" if lack_cores(analysis.findings) else ""
 
 
 def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:

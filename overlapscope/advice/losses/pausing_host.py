@@ -20,6 +20,8 @@ IN_STEPS: Final = 0.75
 """In this share of a rank's steps the longest pause is at one place, or of one length. A choice."""
 STEADY: Final = 0.15
 """Pauses are of one length if they differ from their median by at most this share. A choice."""
+ON_PATH: Final = 0.75
+"""A path that holds a pause is without work for at least this share of it: a step may end in it."""
 NAMED: Final = frozenset({"data_loading", "garbage_collection"})
 """Idle time that other recommendations name, where it was recorded."""
 
@@ -55,7 +57,7 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         return None
     every = [each for rank in given.windows if (each := _of_rank(given, rank)) is not None]
     worth = [each for each in every if given.is_worth(each.length_ns)]
-    if not worth:
+    if not worth or not _may_be_on_path(given, worth):
         return None
     most = max(worth, key=lambda each: each.length_ns)
     ranks = sorted(each.rank for each in worth)
@@ -81,6 +83,13 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the rank is idle for less",
     )
+
+
+def _may_be_on_path(given: RuleInput, paused: Sequence[_Paused]) -> bool:
+    """Return whether the pause of one of the ranks lies on the critical paths of most steps, or these are not known."""
+    paths, least_ns = given.analysis.critical_path.steps, ON_PATH * min(each.length_ns for each in paused)
+    without = [sum(path.without_work_ns.get(str(each.rank), 0) for each in paused) for path in paths]
+    return 2 * sum(nothing >= least_ns for nothing in without) >= len(paths)
 
 
 def _of_rank(given: RuleInput, rank: int) -> _Paused | None:

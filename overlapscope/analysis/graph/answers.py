@@ -105,6 +105,8 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     own_chains_ns: dict[str, int] = {}
     """Only where the path is a host that never waits, which it then is by construction: how long after the start of the
     step each rank would end if it waited for no other rank, with transfers as recorded."""
+    without_work_ns: dict[str, int] = {}
+    """By rank: what of the path is neither compute, copies nor communication there."""
     stood_still_ns: int = 0
     """Of the part `compute`: for how long at least a host without a device stood still while it seemed to compute."""
     waited_for_core_ns: int = 0

@@ -33,7 +33,7 @@ from overlapscope.analysis.graph.model import OWN_NS, Graph, RankPart
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
-from overlapscope.analysis.graph.walk import COMPUTE, LATENCY, PARTS, Path, critical_path
+from overlapscope.analysis.graph.walk import COMPUTE, COPY, LATENCY, MATCHED, PARTS, UNMATCHED, Path, critical_path
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMM, Codes, Ints, Small, size
 from overlapscope.timeline.intervals import Activity, BusyTime, union
@@ -47,7 +47,8 @@ BANDED_EDGES: Final = 200_000
 """In a larger graph only the path of a typical step gets bands."""
 NEVER_WAITS: Final = 0.99
 """A host that makes up this share of a path waits for nothing: its calls follow each other to the last launch."""
-
+WORK: Final = (COMPUTE, COPY, MATCHED, UNMATCHED)
+"""Parts of a path in which it computes, copies or communicates."""
 
 MOST_BEFORE: Final = 0.1
 """Share of the path of a typical step, at most, that lies before the recording: a first step may have begun earlier."""
@@ -273,11 +274,14 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, H
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
+    without_work: dict[int, int] = {}
+    works = np.isin(segments.part, WORK)
     operations: dict[tuple[str, str], tuple[int, int]] = {}
     stood_still_ns = waited_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
+        without_work[rank] = int(length[own & ~works].sum())
         if rank in pauses:
             computes = own & (segments.part == COMPUTE)
             edges = [clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns)]
@@ -304,6 +308,7 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, H
             for part, (least, most) in path.bands.items()
         },
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
+        without_work_ns={str(rank): total for rank, total in sorted(without_work.items()) if total},
         stood_still_ns=stood_still_ns,
         waited_for_core_ns=waited_ns,
     )

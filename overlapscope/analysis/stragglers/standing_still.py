@@ -22,6 +22,7 @@ MUCH: Final = 0.1
 """A host stands still often in this share of all its complete steps, and ..."""
 IN_A_STEP: Final = 0.05
 """... in this share of the median one: else it was a single event."""
+SOME: Final = 0.25
 MOST_NAMED: Final = 3
 BY_ACCOUNT: Final = (
     "neither on a core nor waiting for one", "they slept, or a core or a lock was taken from them",
@@ -48,8 +49,21 @@ class _Still(msgspec.Struct, frozen=True, kw_only=True):
         return float(np.median(self.still_ns / self.step_ns))
 
     @property
+    def often(self) -> int:
+        """In how many steps it stood still for at least SOME of what is usual."""
+        return int((self.still_ns >= SOME * self.usual_ns).sum())
+
+    @property
+    def mean_ns(self) -> float:
+        return float(self.still_ns.mean())
+
+    @property
+    def mean_share(self) -> float:
+        return float(self.still_ns.sum() / self.step_ns.sum())
+
+    @property
     def is_much(self) -> bool:
-        return float(self.still_ns.sum() / self.step_ns.sum()) >= MUCH and self.share >= IN_A_STEP
+        return self.mean_share >= MUCH and self.share >= IN_A_STEP
 
 
 def standing_still(
@@ -82,6 +96,7 @@ def standing_still(
             evidence={
                 "ranks": much,
                 "still_ns": {str(rank): round(own.usual_ns) for rank, own in found.items()},
+                "mean_ns": {str(rank): round(own.mean_ns) for rank, own in found.items()},
                 "share": {str(rank): own.share for rank, own in found.items()},
             },
             known_from="telemetry" if accounted else "trace",
@@ -98,4 +113,7 @@ def _in_steps(act: Activity, windows: Sequence[StepWindow]) -> _Still | None:
 
 
 def _of_step(own: _Still) -> str:
-    return f"{format_ms(own.usual_ns)} a step ({percent_text(own.share)} of it)"
+    if own.often == own.still_ns.size:
+        return f"{format_ms(own.usual_ns)} a step ({percent_text(own.share)} of it)"
+    often = f"in {own.often} of {own.still_ns.size} steps"
+    return f"{format_ms(own.mean_ns)} a step in the mean ({percent_text(own.mean_share)} of it), {often}"

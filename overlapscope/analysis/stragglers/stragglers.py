@@ -110,6 +110,12 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
     """Other ranks that are late together with it."""
     no_removal_reason: NoRemoval | None = None
 
+    @property
+    def late_in(self) -> str:
+        """In how many of its steps it was late, as words to follow others; empty where in all, or that is not known."""
+        late, steps = (self.evidence.get(name, 0) for name in ("late_steps", "steps"))
+        return f", in {late} of {steps} steps" if 0 < late < steps else ""
+
 
 class Compared(msgspec.Struct, kw_only=True, frozen=True):
     """What the ranks of a run did, by rank; `splits` may also hold uneven exchanges."""
@@ -224,9 +230,21 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         in_range = late_range(rank, run, [each.met for each in theirs], sum(int(each.lead_ns.sum()) for each in theirs))
-        known = {"calls": calls, "chance": by_chance, "alike": alike, **evidence, **in_range}
+        known = {"calls": calls, "chance": by_chance, "alike": alike, **_steps(theirs, run), **evidence, **in_range}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _steps(theirs: Sequence[LateArrivals], run: Run) -> dict[str, int]:
+    """Return in how many steps a rank was late, and how many whole steps it has; empty where that is not known."""
+    whole = run.ranks[theirs[0].rank].steps
+    count = len(set(whole.step[~whole.cut].tolist()) - {NONE})
+    step, own = (np.concatenate(each) for each in ([of.met.step for of in theirs], [of.own_ns for of in theirs]))
+    if not count or not step.size or (step == NONE).any():
+        return {}
+    _, place = np.unique(step, return_inverse=True)
+    delays = np.bincount(place, weights=own)
+    return {"late_steps": min(int((delays >= MUCH * delays.max()).sum()), count), "steps": count}
 
 
 def _one_event(theirs: Sequence[LateArrivals]) -> tuple[int, int]:

@@ -525,7 +525,7 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None) -> str:
         ", ".join(band(part, ns) for part, ns in parts),
     ]
     if found.scope == "ranks" and path.parts.get("communication", 0) >= MAY_WAIT * path.length_ns:
-        text[-1] += "; on which ranks is not known, as that communication may be waiting for others"
+        text[-1] += "; its ranks are not given, as that communication may be waiting for others"
     elif found.scope == "ranks":
         ranks = list(path.ranks.items())
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
@@ -21,11 +22,14 @@ LATE_ENDS: Final = 0.1
 """Waiting after the last rank came is said from this share of all."""
 INDIRECT: Final = 1.05
 """A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
+MOSTLY_EXPOSED: Final = 0.9
 OFF_CORE: Final = "host stall (it neither ran nor waited for a core: it slept, was stopped, or waited for a lock)"
 ON_CORE: Final = "host stall (it ran, but started nothing: Python, or code of which no operation is recorded)"
 """Of a host of which the system's account was recorded."""
 WORDS: Final[Mapping[str, str]] = {
     "calls": "arrived last at {} calls",
+    "late_steps": "late in {} steps",
+    "steps": "of {}",
     "computed_more_ns": "computed {} more than its peers",
     "communicated_more_ns": "communicated {} more",
     "idle_more_ns": "idle {} longer than its peers",
@@ -108,10 +112,22 @@ def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
     bound = "at most " if analysis.run.missing_ranks else ""
     return [
-        f"Rank {each.rank}{_on_host(each)} is a straggler: it delayed the others by {bound}{_delay(each, listed)}; "
+        f"Rank {each.rank}{_on_host(each)} is a straggler: it delayed the others by {bound}{_delay(each, listed)}"
+        f"{each.late_in}{_exposed(each, analysis)}; "
         f"{_worth(each)}cause: {_cause(each)}."
         for each in analysis.skew.stragglers[:limit]
     ]
+
+
+def _exposed(each: Straggler, analysis: Analysis) -> str:
+    """Return how much of the delay was exposed, where that is less: calls are in flight beside others, or compute."""
+    others = [info.whole for info in analysis.ranks if info.rank != each.rank]
+    known = [figures.causes for figures in others if figures.causes]
+    if len(known) < len(others) or len(analysis.skew.stragglers) > 1 or not known:
+        return ""
+    exposed_ns = max(sum(causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for causes in known)
+    less = exposed_ns < MOSTLY_EXPOSED * each.blame_ns
+    return f", at most {ms(exposed_ns)} ms of it exposed on a rank" if less else ""
 
 
 def _worth(each: Straggler) -> str:

@@ -333,7 +333,7 @@ def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flatt
     if found is not None:
         assert found.evidence["of"] == "parameters"
         assert found.gain_high_ns == pytest.approx(600 * US / every)
-        assert "Average parameters" in found.title
+        assert "Reduce what follows the optimizer" in found.title
 
 
 def test_an_optimizer_that_ends_with_the_step_is_of_that_step() -> None:

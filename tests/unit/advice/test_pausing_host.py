@@ -84,8 +84,16 @@ def test_a_pause_that_is_longer_than_loading_is_named() -> None:
 def test_many_ranks_that_pause_are_all_named() -> None:
     run = cpu_run(lambda step, rank: [*TRAINED, Op("aten::mul", 720, 780)], ranks=12)
     assert fired(run)["pausing_host"].evidence["ranks"] == list(range(12))
-    run = cpu_run(lambda step, rank: paused(200 if rank == 9 else 2), ranks=12)
+    run = cpu_run(lambda step, rank: paused(200) if rank == 9 else paused(2)[:-1], ranks=12)
     assert fired(run)["pausing_host"].evidence["ranks"] == [9]
+
+
+def test_a_pause_beside_the_critical_path_costs_nothing() -> None:
+    """While rank 1 pauses rank 0 computes, and ends its step last."""
+    run = cpu_run(lambda step, rank: paused(2) if rank == 0 else paused(200)[:-1])
+    assert "pausing_host" not in fired(run)
+    alone = fired(replace(run, ranks={0: replace(run.ranks[1], rank=0)}, world_size=1, groups=()))
+    assert alone["pausing_host"].evidence["ranks"] == [0]
 
 
 def test_a_pause_that_is_longer_than_the_wait_for_cores_comes_before_them() -> None:

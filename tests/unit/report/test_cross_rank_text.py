@@ -107,6 +107,29 @@ def test_a_straggler_is_named_with_its_host_where_there_are_several() -> None:
         assert any(line.startswith(said) for line in shown_lines(analysis))
 
 
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [({"late_steps": 3, "steps": 4}, ", in 3 of 4 steps"), ({"late_steps": 4, "steps": 4}, ""), ({}, "")],
+)
+def test_in_how_many_steps_a_rank_was_late_is_said_where_it_is_not_in_all(evidence: dict[str, int], said: str) -> None:
+    analysis = analyze(job(fault="host"))
+    (held,) = analysis.skew.stragglers
+    assert held.evidence["late_steps"] == held.evidence["steps"] == STEPS
+    kept = {name: each for name, each in held.evidence.items() if name not in ("late_steps", "steps")}
+    changed = with_skew(analysis, stragglers=[replace(held, evidence={**kept, **evidence})])
+    (line,) = [each for each in shown_lines(changed) if each.startswith(f"Rank {CULPRIT} is a straggler")]
+    assert f" ms{said};" in line
+
+
+def test_of_a_delay_it_is_said_how_much_was_exposed_where_that_is_less() -> None:
+    analysis = analyze(job(fault="host"))
+    (held,) = analysis.skew.stragglers
+    lines = shown_lines(with_skew(analysis, stragglers=[replace(held, blame_ns=2 * held.blame_ns)]))
+    (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} is a straggler")]
+    exposed_ms = float(line.split("at most ")[1].split(" ms of it exposed on a rank")[0])
+    assert held.blame_ns / MS / 2 <= exposed_ms <= 1.8 * held.blame_ns / MS
+
+
 def test_with_a_rank_missing_the_time_is_a_bound() -> None:
     run = job(fault="host")
     part = replace(run, ranks={rank: each for rank, each in run.ranks.items() if rank != 0})

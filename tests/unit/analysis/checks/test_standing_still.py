@@ -47,6 +47,14 @@ def test_a_host_that_stands_still_in_most_steps_is_named_with_its_time_a_step() 
     assert advice.startswith("Find what stops the host of rank 1: at least 20 ms of a 100 ms step")
 
 
+def test_a_host_that_stands_still_in_some_of_the_steps_is_named_with_their_number_and_the_mean() -> None:
+    first, second, third = STILL, (24, 4, 4), (4, 4, 24)
+    finding, advice = found(job([USUAL] * 8, [first, second, third, USUAL] * 2))
+    assert finding
+    assert "rank 1 for at least 15.000 ms a step in the mean (15.0 % of it), in 6 of 8 steps" in finding.title
+    assert advice.startswith("Find what stops the host of rank 1: at least 15 ms of a 100 ms step, in the mean")
+
+
 def test_how_long_a_host_stood_still_is_known_of_the_whole_recording() -> None:
     run = job([USUAL] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2)
     assert _still_ns(summarize_ranks(run)) == {0: 0, 1: pytest.approx(120 * MS, abs=100)}
