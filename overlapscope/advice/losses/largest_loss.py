@@ -10,6 +10,8 @@ from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     NO_CAUSES,
+    TRANSFER,
+    TRANSFERS,
     WAITS_FOR_LATE_RANK,
     cause_label,
     idle_label,
@@ -127,8 +129,12 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     label = cause_label(cause, on_cpu=not given.run_has_device)
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     beside = _beside(given.analysis, cause)
-    # What they did longer divides one wait.
-    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
+    # What late ranks did longer divides one wait, and what a transfer was waited for divides it.
+    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if given.figures.exposed_wait_ns is not None else 0
+    if sent_ns > late_ns >= ns:
+        cause, ns, label = max(TRANSFERS, key=lambda each: causes.get(each, 0)), sent_ns, TRANSFER
+        beside = _for_cores(given.analysis)
+    elif late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
         cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, _for_cores(given.analysis)
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"

@@ -219,6 +219,10 @@ sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 LATE_RANKS: Final = "wait: for late ranks"
 """The label of their sum."""
+TRANSFERS: Final = ("slow_transfer", "dependency", "tail", "late_end")
+"""Causes of time after the last member of a call had come, where all calls are split into wait and transfer ..."""
+TRANSFER: Final = "transfer, once all ranks had come"
+"""... and the label of their sum."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that add up to the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)

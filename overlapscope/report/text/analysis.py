@@ -7,6 +7,8 @@ from typing import Final
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     NO_CAUSES,
+    TRANSFER,
+    TRANSFERS,
     WAITS_FOR_LATE_RANK,
     WITHOUT_HOST,
     cause_label,
@@ -327,6 +329,7 @@ def _causes(analysis: Analysis) -> str:
     """Return the table of causes of the headline's exposed time, the largest first.
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
+    So do those of transfers, where all calls are split.
     The last column divides what all complete steps exposed: where a few hold most of the waiting, a median step does
     not show it.
     """
@@ -355,11 +358,12 @@ def _causes(analysis: Analysis) -> str:
         {*head.causes, *only_in_some}, key=lambda cause: (-head.causes.get(cause, 0), -every[cause], cause)
     )
     late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
-    parts = [[cause] for cause in ordered if cause not in late or len(late) == 1]
-    parts += [late] if len(late) > 1 else []
+    sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
+    sums = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
+    parts = [*sums, *((cause,) for cause in ordered if not any(cause in each for each in sums))]
     rows = []
     for causes in sorted(parts, key=lambda each: -sum(head.causes.get(cause, 0) for cause in each)):
-        rows.append(row(label(causes[0]) if len(causes) == 1 else LATE_RANKS, *causes))
+        rows.append(row(sums.get(causes) or label(causes[0]), *causes))
         rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
