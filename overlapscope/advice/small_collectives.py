@@ -55,13 +55,11 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
     if calls < FEWEST_CALLS or not given.is_worth(exposed):
         return None
     ops = _listed(small)
-    typical = sorted(small, key=lambda row: -row.count)[0]
-    spent = (typical.transfer_ns_median or 0) / 1e3
     return recommended(
         given,
         id="small_collectives",
-        title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take about "
-        f"{spent:.0f} us each, whatever their size; {ms(exposed)} are exposed",
+        title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take their "
+        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each",
         at_most_ns=exposed * (1 - 1 / calls),
         apply=_apply(ops),
         evidence={

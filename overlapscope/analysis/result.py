@@ -1,7 +1,7 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -389,10 +389,17 @@ def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
     return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
 
 
-def causes_of_all_steps(analysis: Analysis) -> Counter[str]:
-    """Return the nanoseconds of each cause in all complete steps of the headline's ranks; empty of a single step."""
+def usual_causes(analysis: Analysis) -> Counter[str]:
+    """Return the same of the steps that are no outliers."""
+    found = _without_outliers(analysis)
+    return causes_of_all_steps(analysis, set() if found is None else set(found.outliers))
+
+
+def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> Counter[str]:
+    """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these; empty of a single
+    step."""
     every: Counter[str] = Counter()
-    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps}
+    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps} - {*left_out}
     if analysis.headline.window == "step" and len(steps) > 1:
         for info in (each for each in analysis.ranks if each.rank in ranks):
             for step in info.steps:

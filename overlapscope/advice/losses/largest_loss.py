@@ -1,6 +1,7 @@
 """Rule: name the largest loss where no other rule does: exposed communication, or idle time of the device."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,8 +21,8 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
-    causes_of_all_steps,
     costly_outliers,
+    usual_causes,
     without_outliers,
 )
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
@@ -125,26 +126,22 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
     causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
-    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", exposed))
-    label = cause_label(cause, on_cpu=not given.run_has_device)
+    cause, ns, label = _largest(given, causes)
+    every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
+    over_all, sums_ns, its_label = _largest(given, every)
+    of_it = f"{ms(ns)} of it"
+    if every and over_all != cause:
+        cause, label = over_all, its_label
+        of_it = f"over all steps {percent_text(sums_ns / every.total())} of it"
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     beside = _beside(given.analysis, cause)
-    # What late ranks did longer divides one wait, and what a transfer was waited for divides it.
-    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if given.figures.exposed_wait_ns is not None else 0
-    if sent_ns > late_ns >= ns:
-        cause, ns, label = max(TRANSFERS, key=lambda each: causes.get(each, 0)), sent_ns, TRANSFER
-        beside = _for_cores(given.analysis)
-    elif late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
-        cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, _for_cores(given.analysis)
-    elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
-        cause, label = "unknown", f"{label}, waiting for other ranks included"
     left_out_ns = _left_out_ns(given)
     which = [", ".join(ops)] if ops else []
     which += [f"without {ms(left_out_ns)} before all ranks were recorded"] if left_out_ns else []
     of_ops = f" ({'; '.join(which)})" if which else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
-    why = f", {ms(ns)} of it: {label}{beside}" if largest in USUAL else ""
+    why = f", {of_it}: {label}{beside}" if largest in USUAL else ""
     who = _stragglers(late, late_ns, cause)
     return recommended(
         given,
@@ -167,15 +164,27 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     )
 
 
+def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str]:
+    """Return the cause of most of the exposed time, how much that is, and its label.
+
+    What late ranks did longer divides one wait, and for what a transfer was waited divides it: either may be more in
+    sum.
+    """
+    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", given.figures.exposed_comm_ns or 0))
+    late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
+    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if given.figures.exposed_wait_ns is not None else 0
+    if sent_ns > late_ns >= ns:
+        return max(TRANSFERS, key=lambda each: causes.get(each, 0)), sent_ns, TRANSFER
+    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
+        return OF_LATE_RANKS, late_ns, LATE_RANKS
+    label = cause_label(cause, on_cpu=not given.run_has_device)
+    if cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
+        return "unknown", ns, f"{label}, waiting for other ranks included"
+    return cause, ns, label
+
+
 def _beside(analysis: Analysis, cause: str) -> str:
-    """Return what is to be said beside a cause: that it is another one over all steps, or who may delay transfers."""
-    if cause in WAITS_FOR_LATE_RANK:
-        return _for_cores(analysis)
-    every = causes_of_all_steps(analysis)
-    late_ns, total_ns = sum(every[each] for each in WAITS_FOR_LATE_RANK), max(every.total(), 1)
-    if late_ns > every[cause]:
-        shares = f"{percent_text(late_ns / total_ns)} against {percent_text(every[cause] / total_ns)}"
-        return f" (over all steps waiting for late ranks is more: {shares})"
+    """Return who may delay transfers, or that cores may be short, to be said beside a cause."""
     still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
     if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"

@@ -96,10 +96,11 @@ def divided(whole_ns: int, sums: Mapping[Key, int]) -> dict[Key, int]:
 def divided_by_cause(exposed_ns: int, wait_ns: int | None, sums: Mapping[Key, int], waits: Set[Key]) -> dict[Key, int]:
     """Divide exposed time by the shares of its causes, of which `waits` add up to its part `wait_ns`, if that is known.
 
-    So the causes agree with both figures.
+    So the causes agree with both figures. Medians may be of different steps: where that part is larger than the whole,
+    the shares alone divide it.
     """
     others = {key: ns for key, ns in sums.items() if key not in waits}
-    if wait_ns is None or (exposed_ns > wait_ns and not any(others.values())):
+    if wait_ns is None or wait_ns > exposed_ns or (exposed_ns > wait_ns and not any(others.values())):
         return divided(exposed_ns, sums)
     found = divided(wait_ns, {key: ns for key, ns in sums.items() if key in waits})
     found |= divided(exposed_ns - wait_ns, others)

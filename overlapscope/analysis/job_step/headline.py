@@ -79,7 +79,7 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
     """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (at
     most a fifth of them, of 1.5 times the median step). They add up to it exactly, and those of waiting for a late rank
-    to `exposed_wait_ns`."""
+    to `exposed_wait_ns`, unless that median, of another step, is larger."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided likewise; they add up to it exactly."""
     job_steps: list[StepOfJob] = []

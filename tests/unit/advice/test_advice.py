@@ -286,6 +286,32 @@ def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str
     assert said in named.title
 
 
+@pytest.mark.parametrize(
+    ("split", "dependency", "said"),
+    [
+        pytest.param(True, 25, ", 45 ms of it: transfer, once all ranks had come", id="more in sum than any one"),
+        pytest.param(True, 12, ", 33 ms of it: wait: for late ranks", id="less than waiting"),
+        pytest.param(True, 40, ", 40 ms of it: the next compute waited for it", id="one of them is more than waiting"),
+        pytest.param(False, 25, ", 33 ms of it: wait: for late ranks", id="some may be waiting"),
+    ],
+)
+def test_what_is_exposed_once_all_had_come_is_one_cause_of_the_largest_loss(
+    *, split: bool, dependency: int, said: str
+) -> None:
+    causes = {"peer_host": 18, "peer_comm": 15, "slow_transfer": 20, "dependency": dependency}
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(
+        analysis.headline, causes={name: ms * MS for name, ms in causes.items()},
+        exposed_comm_ns=sum(causes.values()) * MS, exposed_wait_ns=33 * MS if split else None,
+    )  # fmt: skip
+    ranks = [replace(each, steps=[replace(step, causes={}) for step in each.steps]) for each in analysis.ranks]
+    known = replace(analysis, headline=head, ranks=ranks)
+    named = largest_loss(RuleInput.of(run, known, match_and_align(run)), [])
+    assert named
+    assert said in named.title
+
+
 def found_as(id_: str, **evidence: object) -> Finding:
     return Finding(id=id_, severity="warning", title="", evidence=evidence, known_from="trace")
 
@@ -296,7 +322,7 @@ def found_as(id_: str, **evidence: object) -> Finding:
         pytest.param({"slow_transfer": 5}, [], "its baseline", id="nothing"),
         pytest.param(
             {"slow_transfer": 5, "peer_host": 4, "peer_core": 4}, [],
-            "(over all steps waiting for late ranks is more: 61.5 % against 38.5 %)", id="another cause over all steps",
+            ", over all steps 61.5 % of it: wait: for late ranks", id="another cause over all steps",
         ),
         pytest.param(
             {}, [found_as("standing_still", ranks=[1])], "(perhaps as rank 1 stood still in calls, too)", id="a rank"

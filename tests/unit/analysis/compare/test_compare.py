@@ -25,6 +25,7 @@ from overlapscope.analysis.job_step.attribution import (
     IDLE_OR_COPIES,
     REMAINDER,
     attribution,
+    divided_by_cause,
 )
 from overlapscope.analysis.job_step.metrics import Metric
 from overlapscope.ingest.read_run import read_inputs
@@ -452,3 +453,15 @@ def test_the_text_fits_a_screen(samples: Comparison) -> None:
     assert len(lines) <= 48
     assert max(map(len, lines)) <= 120
     assert lines[3].startswith("Exposed communication grew by 21.134 ms (+303.7 %)")
+
+
+@pytest.mark.parametrize(
+    ("exposed", "wait", "divided"),
+    [
+        pytest.param(100, 30, {"late": 30, "sent": 70}, id="a part"),
+        pytest.param(100, 120, {"late": 20, "sent": 80}, id="the median of another step, larger than the whole"),
+        pytest.param(100, None, {"late": 20, "sent": 80}, id="not known"),
+    ],
+)
+def test_no_cause_takes_less_than_nothing(exposed: int, wait: int | None, divided: dict[str, int]) -> None:
+    assert divided_by_cause(exposed, wait, {"late": 2, "sent": 8}, {"late"}) == divided
