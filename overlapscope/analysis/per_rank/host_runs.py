@@ -39,6 +39,9 @@ USUAL: Final = 0.25
 """... this quantile of them, since some of the others pause there."""
 PAUSE_NS: Final = 1_000_000
 """A pause for another one's turn mostly takes no less ..."""
+STILL_NS: Final = 2_000_000
+"""A host that stands still does for a turn or longer: what many operations take longer by less, they compute, as where
+they are the first to touch fresh memory."""
 SLOWED: Final = 3
 """... and makes what is shorter than a turn take so many times as long: beside another host that shares its memory, or
 half of a core, it takes up to twice as long. What takes so many times as long without such a pause, and CLOSE_NS more,
@@ -90,7 +93,7 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
         wanted=_lasting(union(shown, *(each.otherwise_short() for each in longer))),
         paused=union(*(each.pauses() for each in longer)),
         stood_still=difference(
-            union(*(each.pauses(each.usual_step) for each in longer)), recorded_pauses(timeline, COLLECTOR)
+            union(*(each.pauses(each.usual_step, STILL_NS) for each in longer)), recorded_pauses(timeline, COLLECTOR)
         ),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
@@ -139,9 +142,9 @@ class _LongerParts(NamedTuple):
     usual_step: Flags
     """Whether most of its step took no longer."""
 
-    def pauses(self, among: Flags | None = None) -> tuple[Ints, Ints]:
-        """Return the starts and ends of what was longer, of those with a pause; of `among` alone, if given."""
-        paused = self.end_ns - self.start_ns - self.usual_ns >= PAUSE_NS
+    def pauses(self, among: Flags | None = None, least_ns: int = PAUSE_NS) -> tuple[Ints, Ints]:
+        """Return the starts and ends of what was longer by so much; of `among` alone, if given."""
+        paused = self.end_ns - self.start_ns - self.usual_ns >= least_ns
         paused = paused if among is None else paused & among
         return (self.start_ns + self.usual_ns)[paused], self.end_ns[paused]
 

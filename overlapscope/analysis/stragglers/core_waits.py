@@ -39,6 +39,9 @@ BUSIER: Final = 1.3
 MOST_GROUPS: Final = 4
 TIMES_OTHERS: Final = 2.0
 """Other threads of a rank are named that ran so many times as long as is usual."""
+FILLED: Final = 0.85
+"""The threads of a rank fill a core that run for this share of its time or more: with some of them the training thread
+must wait."""
 BY_OTHERS: Final = 0.5
 """Other programs are named that ran for at least this share of what threads waited."""
 MAY_DELAY: Final = "the scheduler can make any rank late"
@@ -60,6 +63,11 @@ class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
     def share(self) -> float:
         """How much of the time it waited."""
         return self.waited_ns / self.of_ns
+
+    @property
+    def load(self) -> float:
+        """How much of one core's time all threads of the rank ran; 0 where that is not known."""
+        return 0.0 if self.all_ns is None else self.all_ns / self.of_ns
 
     @property
     def ran_there(self) -> bool:
@@ -148,8 +156,17 @@ def waits_for_cores(run: Run) -> list[Finding]:
         if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
             evidence["others_ran_ns"] = taken_ns
             what += f"; other programs or data loader workers ran there for at least {taken_ns / 1e6:.1f} ms meanwhile"
+        full = _full_ranks(run, waits)
+        if full:
+            evidence["full_ranks"] = full
+            most_full = max(full, key=lambda rank: waits[rank].load)
+            what += (
+                f"; the threads of rank {most_full} alone ran for {percent_text(waits[most_full].load)} of one core's "
+                f"time, so that a core for each rank is not enough"
+            )
         on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
-        title = f"{who}: {what}; {'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
+        bind = f"{'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
+        title = f"{who}: {what}{'' if full else f'; {bind}'}"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
 
@@ -213,6 +230,18 @@ def _too_few(run: Run, waits: Mapping[int, CoreWait]) -> str:
             many = "cores" if len(cores) > 1 else "core"
             return f"{len(ranks)} ranks may use {len(cores)} {many} in all ({list_some(sorted(cores))})"
     return "there are more threads than cores"
+
+
+def _full_ranks(run: Run, waits: Mapping[int, CoreWait]) -> list[int]:
+    """Return the ranks that wait much though their own threads fill what each rank could have of these cores; empty
+    where that is more than one core, or not known."""
+    cores = {each.cores for each in waits.values()}
+    if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks) or len(cores) != 1:
+        return []
+    each_has = len(next(iter(cores)) or ()) // max(len(waits), 1)
+    if each_has != 1:
+        return []
+    return [rank for rank, each in waits.items() if each.share >= MUCH and each.load >= FILLED]
 
 
 def taken_by_others_ns(run: Run, waits: Mapping[int, CoreWait]) -> int:
