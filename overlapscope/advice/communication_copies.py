@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
+from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
@@ -21,6 +23,7 @@ FSDP: Final = re.compile(
     r"|aten::(?:split_with_sizes_copy|_chunk_cat)"
 )
 """Ranges and operations in which FSDP2 launches its copies; communication in them is not counted."""
+COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|chunk_cat)")
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
@@ -62,7 +65,7 @@ def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
     spans, names, notes = timeline.spans, timeline.names, timeline.annotations
     by_fsdp, by_ddp = (rows_named(spans.host_op, names, fits) for fits in (FSDP.fullmatch, DDP_OUT.__eq__))
     ranges = rows_named(notes.name, names, FSDP.fullmatch)
-    if not (by_fsdp.any() or by_ddp.any() or ranges.any()):
+    if not any(FSDP.fullmatch(name) or name == DDP_OUT for name in names):
         return {}
     inside = time_of(windows)
     rest = spans.kind != COMM
@@ -71,14 +74,22 @@ def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
         by_fsdp = rest & (by_fsdp | _within(copying, spans.launch_ns))
         fsdp = union((spans.start_ns[by_fsdp], spans.end_ns[by_fsdp]))
     else:
-        # The compute of a CPU run is that of all threads together: only ranges that do nothing but copy can be used.
+        # The compute of a CPU run is that of all threads together: only what does nothing but copy can be used.
         ranges[ranges] = rows_named(notes.name[ranges], names, ONLY_COPIES.match)
-        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]))
+        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]), *_operations(timeline))
         fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), copying)
     by_ddp &= rest
     ddp = union((spans.start_ns[by_ddp], spans.end_ns[by_ddp]))
     found = {FSDP_OUT: length(intersection(fsdp, inside)), DDP: length(intersection(ddp, inside))}
     return {kind: ns for kind, ns in found.items() if ns}
+
+
+def _operations(timeline: RankTimeline) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the starts and ends of the operations that copy for FSDP2, where those of the host were recorded."""
+    if timeline.has_host_events and not timeline.host_is_lost:
+        host = without_functions(timeline.host)
+        copies = rows_named(host.name, timeline.names, COPIES.fullmatch)
+        yield host.start_ns[copies], host.end_ns[copies]
 
 
 def _within(ranges: Intervals, moments: Ints) -> Flags:

@@ -22,6 +22,7 @@ from overlapscope.report.text import analysis as text
 from overlapscope.timeline.columns import NONE, column_kinds
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
+from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
 from tests.support.ddp_cases import Made, recorded
 from tests.support.step_cases import STEP, US, Item, Kernel, Range, Ready, Sent, made
 
@@ -508,6 +509,18 @@ def test_copies_that_only_serve_communication_are_reported_by_framework() -> Non
     assert list(of_fsdp["communication_copies"].apply) == ["fsdp2"]
     beside = fired(always(*body, *gather, Kernel(start=600, end=655, launch=34), Kernel(start=655, end=990)))
     assert "communication_copies" not in beside
+
+
+def test_copies_of_fsdp_in_a_cpu_run_are_its_operations() -> None:
+    """Ranges that also gather or reduce are not."""
+    copies = [
+        Mark("FSDP::all_gather (blocks.0)", 0, 100), Op("fsdp::all_gather_copy_in", 10, 40),
+        Op("fsdp::split_with_sizes_copy", 110, 140), Op("aten::split_with_sizes_copy", 111, 139),
+        Op("fsdp::chunk_cat", 600, 620),
+    ]  # fmt: skip
+    work = [Op("aten::mm", 0, 100), Op("aten::mm", 100, 700), Call(start=701, end=720), Op("aten::mul", 720, 990)]
+    found = fired(cpu_run(lambda step, rank: [*work, *copies]))["communication_copies"]
+    assert found.loss_ns == (30 + 30 + 20) * US
 
 
 # --- connections ----------------------------------------------------------------------------------------------------
