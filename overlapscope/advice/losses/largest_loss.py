@@ -223,7 +223,8 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         longer = f"{which} {ms(costly.longer_ns)} longer than the others"
         return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
     largest, recorded, other = USUAL
-    if loss >= idle:
+    # Where cores are short, how much of each loss is for lack of them is not known.
+    if loss >= idle and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device or waited_for_cores(given.run.ranks) else recorded
     return other, f"a {ms(given.step_ns)} {given.per}"
 

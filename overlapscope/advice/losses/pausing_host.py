@@ -66,7 +66,7 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         given,
         id="pausing_host",
         title=f"Find why {whose} {'do' if len(ranks) > 1 else 'does'} nothing that was recorded for "
-        f"{ms(most.length_ns)} of a {ms(given.step_ns)} {given.per}, {most.place}",
+        f"{ms(most.length_ns)} of a {ms(_own_step_ns(given, most.rank))} {given.per}, {most.place}",
         verdict="look",
         loss_ns=most.length_ns,
         apply={
@@ -83,6 +83,11 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the rank is idle for less",
     )
+
+
+def _own_step_ns(given: RuleInput, rank: int) -> float:
+    """Return the median step of a rank; that of the job lasts from its begin on one rank to its end on another."""
+    return float(np.median([end - start for start, end in given.windows[rank]]))
 
 
 def _may_be_on_path(given: RuleInput, paused: Sequence[_Paused]) -> bool:

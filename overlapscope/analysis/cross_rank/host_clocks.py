@@ -59,7 +59,7 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool =
 
 
 def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *, by_rooted: bool) -> list[list[int]]:
-    """Return the sets of ranks that calls or messages connect, if between any two ranks these end as on one clock.
+    """Return the sets of ranks that calls or messages connect, if these end as on one clock.
 
     Messages count only between ranks that share no call: paired by order, some may be paired with one sent after them.
     """
@@ -85,16 +85,16 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
         return []
     answered = [ways for ways in took if ways[::-1] in took]
     alike = [pair for pair, each in apart.items() if _end_together(np.sort(np.concatenate(each)), by_rooted=by_rooted)]
-    together = len(alike) == len(apart) or (by_rooted and _sets_end_together(ranks, alike, every))
-    agree = together and all(_arrive_soon(took[ways]) for ways in answered)
+    asked = sorted({rank for pair in apart for rank in pair})
+    agree = _sets_end_together(asked, alike, every) and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []
 
 
 def _sets_end_together(
     ranks: Sequence[int], alike: Sequence[tuple[int, int]], calls: Sequence[tuple[Sequence[int], Ints]]
 ) -> bool:
-    """Return whether ranks that end together in pairs (`alike`) make sets, and between any two sets calls end together
-    on some rank of either as often as one distance apart.
+    """Return whether ranks that end together in pairs (`alike`) make one set, or several between any two of which calls
+    end together on some rank of either as often as one distance apart, or none is made.
 
     `calls` holds the ranks of calls, and their ends: a rank a row, a call a column.
     """
@@ -108,8 +108,10 @@ def _sets_end_together(
                 between = (ends[theirs][:, None] - ends[mine][None]).reshape(-1, ends.shape[1])
                 nearest += np.abs(between).min(axis=0).tolist()
                 distances += [np.unique(each // (2 * TOGETHER_NS)) for each in between.T]
+        if not distances:
+            continue  # no call says anything of their clocks
         near = int((np.array(nearest) <= TOGETHER_NS).sum())
-        most = int(np.unique(np.concatenate(distances), return_counts=True)[1].max()) if distances else 0
+        most = int(np.unique(np.concatenate(distances), return_counts=True)[1].max())
         if near < max(FEWEST_OF_SETS, OFTEN * len(nearest), most):
             return False
     return True

@@ -121,7 +121,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
         parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if timed:
-        parts.append(critical_path_text(analysis.critical_path, few_communicate(analysis.headline)))
+        few, own_ns = few_communicate(analysis.headline), _apart(analysis.headline)
+        parts.append(critical_path_text(analysis.critical_path, few, own_ns))
         parts.append(longest_loss_text(analysis.critical_path.longest_loss))
     parts.append(dry_step.lines(analysis.dry_step, all_rows=all_rows))
     if details and analysis.dry_step is None:
@@ -505,9 +506,15 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
     return "\n".join(lines)
 
 
-def critical_path_text(found: CriticalPath, few: FewSteps | None = None) -> str:
+def _apart(head: Headline) -> int | None:
+    """Return a rank's own window of a step, where that of the job is much longer as steps of ranks lie apart."""
+    step_ns, outside_ns = head.step_ns or 0, head.outside_ns or 0
+    return step_ns - outside_ns if head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0 else None
+
+
+def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns: int | None = None) -> str:
     """Return the critical path of a typical step in a few lines; the reason where there is no path. `few`: where few
-    steps communicate."""
+    steps communicate; `own_ns`: a rank's own window, where it is much shorter."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
@@ -524,10 +531,12 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None) -> str:
         typical = f" (it communicates, unlike most: {few.communicate} of {few.steps} steps do)"
     what = "the recording" if path.step is None else f"step {path.step}{typical}"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
+    if own_ns is not None and not within:
+        within = f", from its begin on one rank to its end on another; a rank's own window takes {ms(own_ns)} ms"
     shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     parts = sorted(shown.items(), key=lambda item: -item[1])
     text = [
-        f"Critical path of {what}: {ms(path.length_ns)} ms{within}.",
+        fill(f"Critical path of {what}: {ms(path.length_ns)} ms{within}.", MAX_WIDTH),
         ", ".join(band(part, ns) for part, ns in parts),
     ]
     if found.scope == "ranks" and path.parts.get("communication", 0) >= MAY_WAIT * path.length_ns:

@@ -103,8 +103,9 @@ def matched_text(skew: Skew) -> list[str]:
     if not (skew.ranks or skew.pairs or skew.unmatched):
         return []
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
+    alone = " The wait times above are of collectives alone." if skew.pairs and skew.ranks else ""
     matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
-    return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "."]
+    return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "." + alone]
 
 
 def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:

@@ -190,3 +190,27 @@ def test_ranks_that_end_together_in_pairs_share_a_clock_where_calls_end_together
     run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
     found = match_and_align(run).clocks.offset_ns
     assert (found == dict.fromkeys(range(4), 0.0)) is shared
+
+
+@pytest.mark.parametrize("third_ms", [0.0, 4.0])
+def test_ranks_share_a_clock_with_all_that_end_together_with_one_that_does(third_ms: float) -> None:
+    """Rank 0 ends together with rank 1, rank 1 with rank 2; 0 and 2 never do, as one of them is always late."""
+    calls: dict[int, list[Met]] = {rank: [] for rank in range(3)}
+    for at in range(12):
+        late = (0.0, 0.0, 3.1 + at) if at % 2 else (7.3 + 2 * at, 0.0, 0.0)
+        for rank in range(3):
+            calls[rank] += [Met(start=at * 100.0, end=at * 100.0 + 30 + late[rank])]
+    run = job(calls, {"all": (0, 1, 2)}, lasts=1200, has_device=False, clock={2: third_ms})
+    run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
+    assert (match_and_align(run).clocks.offset_ns == dict.fromkeys(range(3), 0.0)) is (third_ms == 0.0)
+
+
+def test_ranks_that_share_no_call_need_not_end_together() -> None:
+    calls = {rank: [Met(start=at * 100.0, end=at * 100.0 + 30, group=f"g{rank // 2}") for at in range(9)]
+             for rank in range(4)}  # fmt: skip
+    for rank in (1, 3):
+        calls[rank] = [replace(each, end=each.end + 3.0 * (at % 3)) for at, each in enumerate(calls[rank])]
+    run = job(calls, {"g0": (0, 1), "g1": (2, 3)}, lasts=900, has_device=False)
+    run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
+    found = match_and_align(run).clocks
+    assert found.offset_ns == dict.fromkeys(range(4), 0.0)
