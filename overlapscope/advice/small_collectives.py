@@ -26,6 +26,7 @@ SHORT_NS: Final = 30_000
 BEHIND: Final = 0.5
 """A call that spends this share of its time behind earlier ones of its group takes their time, not its latency: gloo
 counts a call from where it is made, and works off few at a time. A choice."""
+STALLED: Final = 1.2
 FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
 Kind = tuple[str, str | None, int | None]
@@ -51,15 +52,18 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
     slow = [row for row in slow if _kind(row) not in behind]
     small = max(_by_rank(given.run, slow), key=_exposed_ns, default=[]) if slow else []
     calls = sum(row.count for row in small) / max(given.steps, 1)
-    exposed = _exposed_ns(small) / max(given.steps, 1)
-    if calls < FEWEST_CALLS or not given.is_worth(exposed):
+    usual = _exposed_ns(small) / max(given.steps, 1)
+    if calls < FEWEST_CALLS or not given.is_worth(usual):
         return None
+    # Some calls stall, for a late rank or a core: all of it may be saved, at most.
+    exposed = sum(row.exposed_ns or 0 for row in small) / max(given.steps, 1)
+    waits = ", waiting for late ranks and stalls included" if exposed > STALLED * usual else ""
     ops = _listed(small)
     return recommended(
         given,
         id="small_collectives",
         title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take their "
-        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each",
+        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each{waits}",
         at_most_ns=exposed * (1 - 1 / calls),
         apply=_apply(ops),
         evidence={

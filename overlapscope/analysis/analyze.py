@@ -20,6 +20,7 @@ from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.slowing_steps import slowing_steps
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.common.cause_table import NoRemoval
@@ -103,7 +104,9 @@ def analyze(
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
+    head = headline(rank_windows(ranks, alone), cross_rank)
     findings = [
+        *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
@@ -135,7 +138,7 @@ def analyze(
         told=rows_of_sources(run.facts),
         critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _pauses(alone)),
         throughput=throughput(run, alone),
-        headline=headline(rank_windows(ranks, alone), cross_rank),
+        headline=head,
         dry_step=dry_step(run),
     )
 
