@@ -20,7 +20,6 @@ from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.slow_link import slow_links
-from overlapscope.analysis.checks.slowing_steps import slowing_steps
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.common.cause_table import NoRemoval
@@ -37,6 +36,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
+from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from overlapscope.analysis.checks.slowing_steps import slowing_steps
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.job_step.headline import Headline, StepOfJob
+from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 
 MS = 1_000_000
 
