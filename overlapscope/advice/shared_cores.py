@@ -24,8 +24,8 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
     recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
     gain = None if recorded is None or capped is None else recorded - capped
-    on = "one" if cores == 1 else f"about {cores}"
-    of = f": the hosts of {rank_list(ranks)} run on {on}" if cores else ""
+    of = f": the hosts of {rank_list(ranks)} run on one" if cores == 1 else ""
+    of = f": {len(ranks)} hosts run on about {cores}" if cores and cores > 1 else of
     share, alone = waited_share(evidence), list(evidence.get("concentrated_on", ()))
     whom = rank_list(alone) if alone else "each rank"
     waited = "hosts that computed" if found.known_from == "trace" else "training threads"

@@ -1,6 +1,6 @@
 """Find which ranks share the clock of one host, so that no offset is estimated between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -20,8 +20,10 @@ FEWEST: Final = 2
 OFTEN: Final = 0.1
 """... at least so many calls do, and this share of all: others end apart, as the thread that sees an end waits ..."""
 FEWEST_OF_SETS: Final = 3
-"""Between sets of ranks, of which any two may end together by chance, so many calls do, and as many as one distance
-apart."""
+"""Of several ranks some may end together by chance: so many calls do, and as many as one distance apart. Two ranks of
+which so many end one distance apart, and ..."""
+VETO: Final = 2
+"""... so many times as many as together, and as OFTEN of all, have two clocks."""
 MOST_OFTEN: Final = 0.5
 """... and at least this share of those that end any one distance apart, which is how far two clocks would be."""
 SCATTERED: Final = 0.4
@@ -84,21 +86,30 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
     if any((each < -EARLY_NS).any() for each in took.values()):
         return []
     answered = [ways for ways in took if ways[::-1] in took]
-    alike = [pair for pair, each in apart.items() if _end_together(np.sort(np.concatenate(each)), by_rooted=by_rooted)]
-    asked = sorted({rank for pair in apart for rank in pair})
-    agree = _sets_end_together(asked, alike, every) and all(_arrive_soon(took[ways]) for ways in answered)
+    known = {pair: np.sort(np.concatenate(each)) for pair, each in apart.items()}
+    together = all(_end_together(each, by_rooted=by_rooted) for each in known.values())
+    together = together or _sets_end_together(known, every)
+    agree = together and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []
 
 
-def _sets_end_together(
-    ranks: Sequence[int], alike: Sequence[tuple[int, int]], calls: Sequence[tuple[Sequence[int], Ints]]
-) -> bool:
-    """Return whether ranks that end together in pairs (`alike`) make one set, or several between any two of which calls
-    end together on some rank of either as often as one distance apart, or none is made.
+def _sets_end_together(apart: Mapping[tuple[int, int], Ints], calls: Sequence[tuple[Sequence[int], Ints]]) -> bool:
+    """Return whether ranks that end together in pairs make one set, or several between any two of which calls end
+    together on some rank of either as often as one distance apart, or none is made; and no pair ends apart by one
+    distance far more often than together, as on two clocks.
 
-    `calls` holds the ranks of calls, and their ends: a rank a row, a call a column.
+    `apart` holds how far apart calls end on two ranks, in order; `calls` the ranks of calls and their ends: a rank a
+    row, a call a column.
     """
-    sets = connected([*alike, *((rank, rank) for rank in ranks)])
+    counted = {pair: _near_and_elsewhere(each) for pair, each in apart.items()}
+    if any(
+        elsewhere >= max(FEWEST_OF_SETS, VETO * near, VETO * OFTEN * apart[pair].size)
+        for pair, (near, elsewhere) in counted.items()
+    ):
+        return False
+    alike = [pair for pair, (near, elsewhere) in counted.items()
+             if near >= max(FEWEST_OF_SETS, OFTEN * apart[pair].size, elsewhere)]  # fmt: skip
+    sets = connected([*alike, *((rank, rank) for rank in sorted({rank for pair in apart for rank in pair}))])
     for one, other in combinations(sets, 2):
         nearest: list[int] = []
         distances: list[Ints] = []
@@ -115,6 +126,13 @@ def _sets_end_together(
         if near < max(FEWEST_OF_SETS, OFTEN * len(nearest), most):
             return False
     return True
+
+
+def _near_and_elsewhere(apart_ns: Ints) -> tuple[int, int]:
+    """Return how many calls ended together, and how many at most another one distance apart; `apart_ns` in order."""
+    elsewhere = apart_ns[np.abs(apart_ns) > TOGETHER_NS]
+    until = np.searchsorted(elsewhere, elsewhere + 2 * TOGETHER_NS, side="right")
+    return apart_ns.size - elsewhere.size, int((until - np.arange(elsewhere.size)).max(initial=0))
 
 
 def _messages(run: Run, ranks: Sequence[int]) -> dict[tuple[int, int], Ints]:

@@ -42,6 +42,11 @@ TIMES_OTHERS: Final = 2.0
 FILLED: Final = 0.85
 """The threads of a rank fill a core that run for this share of its time or more: with some of them the training thread
 must wait."""
+BY_OWN: Final = 0.5
+"""... and other threads than the one that trains did for at least this share of what that one waited."""
+THROTTLED: Final = "cpu_throttled_us"
+CORES_EACH: Final = 2
+"""Of more cores a rank than this, one may idle while a thread waits for another."""
 BY_OTHERS: Final = 0.5
 """Other programs are named that ran for at least this share of what threads waited."""
 MAY_DELAY: Final = "the scheduler can make any rank late"
@@ -156,7 +161,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
         if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
             evidence["others_ran_ns"] = taken_ns
             what += f"; other programs or data loader workers ran there for at least {taken_ns / 1e6:.1f} ms meanwhile"
-        full = _full_ranks(run, waits)
+        full = [] if "others_ran_ns" in evidence else _full_ranks(run, waits)
         if full:
             evidence["full_ranks"] = full
             most_full = max(full, key=lambda rank: waits[rank].load)
@@ -236,12 +241,23 @@ def _full_ranks(run: Run, waits: Mapping[int, CoreWait]) -> list[int]:
     """Return the ranks that wait much though their own threads fill what each rank could have of these cores; empty
     where that is more than one core, or not known."""
     cores = {each.cores for each in waits.values()}
-    if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks) or len(cores) != 1:
+    if not _alone_on_a_host(run, waits) or len(cores) != 1:
         return []
-    each_has = len(next(iter(cores)) or ()) // max(len(waits), 1)
-    if each_has != 1:
+    if len(next(iter(cores)) or ()) // max(len(waits), 1) != 1:
         return []
-    return [rank for rank, each in waits.items() if each.share >= MUCH and each.load >= FILLED]
+    return [
+        rank
+        for rank, each in waits.items()
+        if each.share >= MUCH and each.load >= FILLED and (each.beside_ns or 0) >= BY_OWN * each.waited_ns
+    ]
+
+
+def _alone_on_a_host(run: Run, waits: Mapping[int, CoreWait]) -> bool:
+    """Return whether all ranks of the job were recorded on one host, with the system's account, and none was throttled:
+    a thread that its control group stops waits for a core while others idle."""
+    on_one = [set(ranks) for ranks in ranks_of_hosts(run).values()] == [set(run.ranks)]
+    throttled = any(_rose(timeline, THROTTLED) for timeline in run.ranks.values())
+    return not run.missing_ranks and on_one and set(waits) == set(run.ranks) and not throttled
 
 
 def taken_by_others_ns(run: Run, waits: Mapping[int, CoreWait]) -> int:
@@ -253,11 +269,12 @@ def taken_by_others_ns(run: Run, waits: Mapping[int, CoreWait]) -> int:
     that do not train ran for `beside_ns`, at most all of it then. It is assumed that no core idles while a thread waits
     for one.
     """
-    if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks):
+    if not _alone_on_a_host(run, waits):
         return 0
     beside = [each.beside_ns for each in waits.values() if each.beside_ns is not None]
     cores = {each.cores for each in waits.values()}
-    if len(beside) < len(waits) or len(cores) != 1 or len(next(iter(cores)) or ()) < len(waits):
+    allowed = len(next(iter(cores)) or ())
+    if len(beside) < len(waits) or len(cores) != 1 or not len(waits) <= allowed <= CORES_EACH * len(waits):
         return 0
     return max(sum(each.waited_ns for each in waits.values()) - sum(beside), 0)
 

@@ -60,7 +60,7 @@ class CollectiveWatch:
         """`id()` of a Work and its transfer by the storage of its output: functional collectives wait on the output."""
         self._backends: dict[str, str | None] = {}
         """By group: the name of its backend for device tensors."""
-        self._members: dict[str, dict[int, int]] = {}
+        self._members: dict[tuple[str, int], dict[int, int]] = {}
         """By group: the rank of the world of each of its ranks."""
         self.listening = False
 
@@ -193,10 +193,12 @@ class CollectiveWatch:
 
     def _member(self, group: Any, name: str, index: int) -> int | None:
         """Return the rank of the world of a member of a group; None where torch does not know the group."""
-        if name not in self._members:
-            ranks = self._distributed.distributed_c10d._world.pg_group_ranks.get(group, {})
-            self._members[name] = {own: rank for rank, own in ranks.items()}
-        return self._members[name].get(index)
+        key = name, id(group)  # after its groups were destroyed a job's new ones have the same names
+        if key not in self._members:
+            with suppress(AttributeError, KeyError):
+                ranks = self._distributed.distributed_c10d._world.pg_group_ranks[group]
+                self._members[key] = {own: rank for rank, own in ranks.items()}
+        return self._members.get(key, {}).get(index)
 
     def _on_host(self, group: Any, name: str, tensors: list[Any]) -> bool:
         """Return whether the host moves these tensors, in a job that has a device."""
