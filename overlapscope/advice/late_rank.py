@@ -157,7 +157,7 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
     late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
-    if found.collective_ns < MOSTLY_MATCHED * comm_ns and head.step_ns and late_ns:
+    if found.left_out is None and found.collective_ns < MOSTLY_MATCHED * comm_ns and head.step_ns and late_ns:
         waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"

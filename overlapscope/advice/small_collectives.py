@@ -26,7 +26,6 @@ SHORT_NS: Final = 30_000
 BEHIND: Final = 0.5
 """A call that spends this share of its time behind earlier ones of its group takes their time, not its latency: gloo
 counts a call from where it is made, and works off few at a time. A choice."""
-STALLED: Final = 1.2
 FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
 Kind = tuple[str, str | None, int | None]
@@ -57,14 +56,14 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
         return None
     # Some calls stall, for a late rank or a core: all of it may be saved, at most.
     exposed = sum(row.exposed_ns or 0 for row in small) / max(given.steps, 1)
-    waits = ", waiting for late ranks and stalls included" if exposed > STALLED * usual else ""
     ops = _listed(small)
     return recommended(
         given,
         id="small_collectives",
         title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take their "
-        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each{waits}",
+        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each",
         at_most_ns=exposed * (1 - 1 / calls),
+        loss_ns=round(usual),
         apply=_apply(ops),
         evidence={
             "calls": round(calls, 1),
@@ -74,6 +73,7 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
         measured=["calls, sizes, durations, and what of them is exposed"],
         assumed=[
             "that all of them can be sent as one, which calls that depend on each other cannot",
+            "that stalls, and waiting for late ranks, which are in what is exposed, could be saved with them",
             *(["durations include waiting for ranks that were not matched"] if _unmatched(small) else []),
         ],
     )

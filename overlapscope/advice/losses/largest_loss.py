@@ -21,6 +21,7 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
+    causes_of_all_steps,
     costly_outliers,
     usual_causes,
     without_outliers,
@@ -130,9 +131,11 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
     over_all, sums_ns, its_label = _largest(given, every)
     of_it = f"{ms(ns)} of it"
-    if every and over_all != cause:
+    if every and its_label != label:
         cause, label = over_all, its_label
-        of_it = f"over all steps {percent_text(sums_ns / every.total())} of it"
+        outliers = usual_causes(given.analysis) != causes_of_all_steps(given.analysis)
+        steps = "all steps but outliers" if outliers else "all steps"
+        of_it = f"over {steps} {percent_text(sums_ns / every.total())} of it"
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     beside = _beside(given.analysis, cause)
     left_out_ns = _left_out_ns(given)
@@ -172,10 +175,12 @@ def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str
     """
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", given.figures.exposed_comm_ns or 0))
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
-    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if given.figures.exposed_wait_ns is not None else 0
-    if sent_ns > late_ns >= ns:
+    split = given.figures.exposed_wait_ns is not None and late_ns > 0
+    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if split else 0
+    # One cause that is more than waiting says more than the sum.
+    if sent_ns > late_ns and sent_ns > ns and not (cause in TRANSFERS and ns > late_ns):
         return max(TRANSFERS, key=lambda each: causes.get(each, 0)), sent_ns, TRANSFER
-    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
+    if late_ns >= sent_ns and late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
     if cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:

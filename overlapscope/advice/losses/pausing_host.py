@@ -92,9 +92,12 @@ def _own_step_ns(given: RuleInput, rank: int) -> float:
 
 def _may_be_on_path(given: RuleInput, paused: Sequence[_Paused]) -> bool:
     """Return whether the pause of one of the ranks lies on the critical paths of most steps, or these are not known."""
-    paths, least_ns = given.analysis.critical_path.steps, ON_PATH * min(each.length_ns for each in paused)
-    without = [sum(path.without_work_ns.get(str(each.rank), 0) for each in paused) for path in paths]
-    return 2 * sum(nothing >= least_ns for nothing in without) >= len(paths)
+    paths = given.analysis.critical_path.steps
+    on = [
+        any(path.without_work_ns.get(str(each.rank), 0) >= ON_PATH * each.length_ns for each in paused)
+        for path in paths
+    ]
+    return 2 * sum(on) >= len(paths)
 
 
 def _of_rank(given: RuleInput, rank: int) -> _Paused | None:

@@ -10,15 +10,15 @@ def standing_still(given: RuleInput) -> Recommendation | None:
     found = next((each for each in given.analysis.findings if each.id == "standing_still"), None)
     if found is None:
         return None
-    ranks, mean_ns = list(found.evidence["ranks"]), found.evidence["mean_ns"]
-    most_ns = max(mean_ns[str(rank)] for rank in ranks)
+    ranks, lost_ns = list(found.evidence["ranks"]), found.evidence["lost_ns"]
+    most_ns = max(lost_ns[str(rank)] for rank in ranks)
     wait = ", and others wait for it" if len(given.analysis.ranks) > 1 else ""
     step = f"a {ms(given.step_ns)} {given.per}"
     hosts = f"{'the host' if len(ranks) == 1 else 'the hosts'} of {rank_list(sorted(ranks))}"
     return recommended(
         given,
         id="standing_still",
-        title=f"Find what stops {hosts}: at least {ms(most_ns)} of {step}, in the mean, pass inside of "
+        title=f"Find what stops {hosts}: at least {ms(most_ns)} of {step} pass, in the mean, inside of "
         f"what seems to be compute{wait}",
         verdict="look",
         loss_ns=most_ns,

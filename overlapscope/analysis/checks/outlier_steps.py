@@ -121,7 +121,7 @@ def long_steps(ranks: Mapping[int, Steps]) -> list[OutlierStep]:
 
 def _length_of(idle: OutlierStep, steps: Steps) -> OutlierStep:
     """Return the length of a step that idles for longer, which is longer by no more than that."""
-    taken = {step[0]: step[1] for step in steps if step[1] is not None}
+    taken = {step[0]: step[1] for step in _kind_of(idle.step, steps) if step[1] is not None}
     length_ns = taken.pop(idle.step)
     more_ns = min(length_ns - statistics.median(taken.values()), idle.more_ns)
     return replace(idle, value_ns=length_ns, usual_ns=length_ns - more_ns)

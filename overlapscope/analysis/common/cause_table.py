@@ -224,7 +224,7 @@ TRANSFERS: Final = ("slow_transfer", "dependency", "tail", "late_end")
 TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
-"""The causes that add up to the metric `exposed_wait_ns`."""
+"""The causes that are the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)
 
 

@@ -19,6 +19,7 @@ ORDERED: Final = 0.95
 PARTS: Final = (
     ("compute", ("compute_only_ns", "overlapped_ns")),
     ("exposed communication", ("exposed_comm_ns",)),
+    ("copies", ("copy_only_ns",)),
     ("idle time", ("idle_ns",)),
     ("time outside the ranks' own windows", ("outside_ns",)),
 )
@@ -37,13 +38,16 @@ def slowing_steps(head: Headline, known_from: str) -> list[Finding]:
     if after < SLOWER * before or _longer(first, last) < ORDERED:
         return []
     grew = {name: _median(steps[-third:], fields) - _median(steps[:third], fields) for name, fields in PARTS}
-    most = max(grew, key=grew.__getitem__)
+    most, more_ns = max(grew, key=grew.__getitem__), after - before
+    mostly = (
+        f"; {format_ms(min(grew[most], more_ns))} of the difference are {most}" if 2 * grew[most] >= more_ns else ""
+    )
     return [
         Finding(
             id="slowing_steps",
             severity="warning",
             title=f"steps get slower: the last third of them take {format_ms(after)} in the median, the first third "
-            f"{format_ms(before)}; {format_ms(min(grew[most], after - before))} of the difference are {most}",
+            f"{format_ms(before)}{mostly}",
             evidence={
                 "first_third_ns": before, "last_third_ns": after, "grew_ns": grew,
                 "lost_ns": max(float(took.mean()) - before, 0.0),

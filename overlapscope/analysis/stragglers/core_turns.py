@@ -61,7 +61,7 @@ def sharing_one_core(hosts: Mapping[int, HostRuns]) -> list[Turns]:
     """Return which of the hosts of one machine share one core, others of them having others: of which no two run at
     once; empty where none do, or all.
 
-    Each pair is asked; the probability that any of them seldom runs at once by chance is that of one.
+    Each pair is asked, the more strictly the more there are (`fewest`).
     """
     if not 2 < len(hosts) <= MOST_HOSTS:
         return []

@@ -142,7 +142,9 @@ def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> l
         own = {rank: hosts[rank] for rank in ranks}
         every = taking_turns(own) if len(ranks) > 1 else None
         some = [] if every is not None and every.cores == 1 else sharing_one_core(own)
-        found += some or ([] if every is None else [every])
+        rest = {rank: own[rank] for rank in own if not any(rank in each.ranks for each in some)}
+        others = every if not some else taking_turns(rest) if len(rest) > 1 else None
+        found += some if others is None else [*some, others]
     return found
 
 

@@ -54,6 +54,11 @@ class _Still(msgspec.Struct, frozen=True, kw_only=True):
         return int((self.still_ns >= SOME * self.usual_ns).sum())
 
     @property
+    def lost_ns(self) -> float:
+        """What a mean step loses where each with a pause loses what is usual: one long pause is an event of its own."""
+        return self.usual_ns * self.often / self.still_ns.size
+
+    @property
     def mean_ns(self) -> float:
         return float(self.still_ns.mean())
 
@@ -82,10 +87,10 @@ def standing_still(
     much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].usual_ns)
     if not much:
         return []
-    rest = [own.usual_ns for rank, own in found.items() if rank not in much]
+    rest = [own.mean_ns for rank, own in found.items() if rank not in much]
     named = [f"rank {rank} for at least {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
-    others = f", the others for at most {format_ms(max(rest))}" if rest else ""
+    others = f", the others for at most {format_ms(max(rest))} in the mean" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
     how, why = BY_ACCOUNT if accounted else BY_TRACE
     return [
@@ -96,7 +101,7 @@ def standing_still(
             evidence={
                 "ranks": much,
                 "still_ns": {str(rank): round(own.usual_ns) for rank, own in found.items()},
-                "mean_ns": {str(rank): round(own.mean_ns) for rank, own in found.items()},
+                "lost_ns": {str(rank): round(own.lost_ns) for rank, own in found.items()},
                 "share": {str(rank): own.share for rank, own in found.items()},
             },
             known_from="telemetry" if accounted else "trace",
@@ -116,4 +121,4 @@ def _of_step(own: _Still) -> str:
     if own.often == own.still_ns.size:
         return f"{format_ms(own.usual_ns)} a step ({percent_text(own.share)} of it)"
     often = f"in {own.often} of {own.still_ns.size} steps"
-    return f"{format_ms(own.mean_ns)} a step in the mean ({percent_text(own.mean_share)} of it), {often}"
+    return f"{format_ms(own.usual_ns)} {often} ({percent_text(own.share)} of one)"

@@ -112,9 +112,9 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def late_in(self) -> str:
-        """In how many of its steps it was late, as words to follow others; empty where in all, or that is not known."""
+        """In how many of the steps in which any rank was late it was, as words to follow others; empty where in all."""
         late, steps = (self.evidence.get(name, 0) for name in ("late_steps", "steps"))
-        return f", in {late} of {steps} steps" if 0 < late < steps else ""
+        return f", in at least {late} of {steps} steps" if 0 < late < steps else ""
 
 
 class Compared(msgspec.Struct, kw_only=True, frozen=True):
@@ -230,21 +230,28 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         in_range = late_range(rank, run, [each.met for each in theirs], sum(int(each.lead_ns.sum()) for each in theirs))
-        known = {"calls": calls, "chance": by_chance, "alike": alike, **_steps(theirs, run), **evidence, **in_range}
+        known = {
+            "calls": calls,
+            "chance": by_chance,
+            "alike": alike,
+            **_steps(theirs, arrivals),
+            **evidence,
+            **in_range,
+        }
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _steps(theirs: Sequence[LateArrivals], run: Run) -> dict[str, int]:
-    """Return in how many steps a rank was late, and how many whole steps it has; empty where that is not known."""
-    whole = run.ranks[theirs[0].rank].steps
-    count = len(set(whole.step[~whole.cut].tolist()) - {NONE})
+def _steps(theirs: Sequence[LateArrivals], late: Mapping[int, Sequence[LateArrivals]]) -> dict[str, int]:
+    """Return in how many steps a rank was late, and in how many any rank was, it included; empty where calls of no step
+    are among them."""
     step, own = (np.concatenate(each) for each in ([of.met.step for of in theirs], [of.own_ns for of in theirs]))
-    if not count or not step.size or (step == NONE).any():
+    every = {number for each in late.values() for of in each for number in of.met.step[of.own_ns > 0].tolist()}
+    if NONE in every or not step.size or own.max() <= 0:
         return {}
     _, place = np.unique(step, return_inverse=True)
     delays = np.bincount(place, weights=own)
-    return {"late_steps": min(int((delays >= MUCH * delays.max()).sum()), count), "steps": count}
+    return {"late_steps": int((delays >= MUCH * delays.max()).sum()), "steps": len(every)}
 
 
 def _one_event(theirs: Sequence[LateArrivals]) -> tuple[int, int]:

@@ -26,6 +26,8 @@ from overlapscope.timeline.operations import POINT_TO_POINT, full_elements, volu
 
 HOST_BACKENDS: Final = frozenset({"gloo", "mpi"})
 """Backends that move a device's tensors through the host: their ends are no times of a device."""
+BUFFERS: Final = "_broadcast_coalesced"
+"""torch's function that broadcasts tensors and waits for it; within it no Python code is called to wait."""
 MARKS_READ: Final = 4
 """Marks of the device's clock that are read at each call: as many as a call and its wait take."""
 MAX_OUTPUTS: Final = 10_000
@@ -82,6 +84,8 @@ class CollectiveWatch:
                 Patch(torch.autograd.profiler.record_function, "__enter__", self._entering_range),
                 Patch(torch.autograd.profiler.record_function, "__exit__", self._leaving_range),
             ]
+            if not self._clock.on_device and hasattr(distributed, BUFFERS):
+                self._patches.append(Patch(distributed, BUFFERS, self._blocking))
             if self._clock.on_device:
                 self._patches += [
                     Patch(torch.cuda.Stream, "wait_event", self._stream_waiting),
@@ -314,6 +318,17 @@ class CollectiveWatch:
             return self._wait(record, transfer, None, original, *args, **kwargs)
 
         return wait
+
+    def _blocking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Record the wait inside a call that makes collectives and waits for them in C++: DDP sends its buffers so."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            record = self._current()
+            if record is None:
+                return original(*args, **kwargs)
+            return self._wait(record, None, None, original, *args, **kwargs)
+
+        return call
 
     def _stream_waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Record what FSDP2's compute stream waits for: FSDP2 synchronizes its streams by events."""

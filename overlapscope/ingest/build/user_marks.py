@@ -45,7 +45,8 @@ _MARK: Final = re.compile(
 )
 _OTHER: Final = re.compile(
     r"optim|micro|mini|accum|warm|sched|scaler|denois|decod|prefill|eval|valid|test|data|load|fetch|ckpt|checkpoint|save"
-    r"|forward(?!.?backward)|(?<!forward)(?<!forward.)backward"
+    r"|get|next|prepare|move|sampl|zero|log|fwd|bwd|forward(?!.{0,5}backward)"
+    r"|(?<!forward)(?<!forward.)(?<!forward.{2})(?<!forward.{3})(?<!forward.{4})(?<!forward.{5})backward"
 )
 _METHOD: Final = re.compile(r"[a-z0-9_)\]]\.[a-z]*$")
 _DIGITS: Final = re.compile(r"[0-9]+")
@@ -132,7 +133,9 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
 
 def _named_steps(host: Ranges, names: list[str], base_ns: int) -> tuple[Steps, list[str]]:
     rows = np.flatnonzero(host.is_annotation)
-    found = step_ranges(host.lane[rows], host.name[rows], host.start_ns[rows], host.end_ns[rows], names)
+    found = step_ranges(
+        host.lane[rows], host.name[rows], host.start_ns[rows], host.end_ns[rows], names, most_of_time=True
+    )
     return found.steps(host.start_ns[rows] + base_ns, host.end_ns[rows] + base_ns), [found.note] if found.note else []
 
 
@@ -161,9 +164,18 @@ class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_ranges(
-    lane: Ints, name: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints, names: Sequence[str]
+    lane: Ints,
+    name: npt.NDArray[np.int32],
+    start_ns: Ints,
+    end_ns: Ints,
+    names: Sequence[str],
+    *,
+    most_of_time: bool = False,
 ) -> StepRanges:
-    """Return the ranges that mark steps, by the rules in the module's docstring; none if no family qualifies."""
+    """Return the ranges that mark steps, by the rules in the module's docstring; none if no family qualifies.
+
+    With `most_of_time` those with numbers, too, must cover half of the time.
+    """
     marks = {code: mark for code in values_in(name).tolist() if (mark := _mark(names[code])) is not None}
     rows = np.flatnonzero(np.isin(name, list(marks))) if marks else np.empty(0, np.int64)
     families: dict[tuple[str, bool], list[int]] = {}
@@ -173,7 +185,7 @@ def step_ranges(
     best: tuple[tuple[int, int, int], tuple[str, bool], Ints] | None = None
     for key, members in families.items():
         chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
-        if not _qualifies(chosen, start_ns, end_ns, numbered=key[1]):
+        if not _qualifies(chosen, start_ns, end_ns, numbered=key[1] and not most_of_time):
             continue
         preference = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
         order = (-preference, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))

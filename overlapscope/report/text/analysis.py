@@ -29,7 +29,6 @@ from overlapscope.analysis.result import (
     WithoutOutliers,
     causes_of_all_steps,
     slowed_by_communication,
-    usual_causes,
     without_outliers,
 )
 from overlapscope.display import list_some
@@ -328,7 +327,7 @@ def _median_row(rank: RankInfo) -> list[str]:
 
 
 def _causes(analysis: Analysis) -> str:
-    """Return the table of causes of the headline's exposed time, the largest over all steps but outliers first.
+    """Return the table of causes of the headline's exposed time, the largest over all steps first.
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
     So do those of transfers, where all calls are split.
@@ -355,18 +354,18 @@ def _causes(analysis: Analysis) -> str:
     def label(cause: str) -> str:
         return cause_label(cause, on_cpu=not analysis.run.has_device)
 
-    usual = usual_causes(analysis) or head.causes
+    sums = every or head.causes
     only_in_some = [cause for cause, ns in every.items() if ns >= WORTH_NAMING * every.total()]
     ordered = sorted(
-        {*head.causes, *only_in_some}, key=lambda cause: (-usual.get(cause, 0), -head.causes.get(cause, 0), cause)
+        {*head.causes, *only_in_some}, key=lambda cause: (-sums.get(cause, 0), -head.causes.get(cause, 0), cause)
     )
     late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
     sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
-    sums = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
-    parts = [*sums, *((cause,) for cause in ordered if not any(cause in each for each in sums))]
+    groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
+    parts = [*groups, *((cause,) for cause in ordered if not any(cause in each for each in groups))]
     rows = []
-    for causes in sorted(parts, key=lambda each: -sum(usual.get(cause, 0) for cause in each)):
-        rows.append(row(sums.get(causes) or label(causes[0]), *causes))
+    for causes in sorted(parts, key=lambda each: -sum(sums.get(cause, 0) for cause in each)):
+        rows.append(row(groups.get(causes) or label(causes[0]), *causes))
         rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:

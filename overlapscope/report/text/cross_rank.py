@@ -28,8 +28,8 @@ ON_CORE: Final = "host stall (it ran, but started nothing: Python, or code of wh
 """Of a host of which the system's account was recorded."""
 WORDS: Final[Mapping[str, str]] = {
     "calls": "arrived last at {} calls",
-    "late_steps": "late in {} steps",
-    "steps": "of {}",
+    "late_steps": "late in at least {} steps",
+    "steps": "of {} in which any rank was",
     "computed_more_ns": "computed {} more than its peers",
     "communicated_more_ns": "communicated {} more",
     "idle_more_ns": "idle {} longer than its peers",
@@ -124,7 +124,7 @@ def _exposed(each: Straggler, analysis: Analysis) -> str:
     """Return how much of the delay was exposed, where that is less: calls are in flight beside others, or compute."""
     others = [info.whole for info in analysis.ranks if info.rank != each.rank]
     known = [figures.causes for figures in others if figures.causes]
-    if len(known) < len(others) or len(analysis.skew.stragglers) > 1 or not known:
+    if len(known) < len(others) or len(analysis.skew.stragglers) > 1 or not known or analysis.run.missing_ranks:
         return ""
     exposed_ns = max(sum(causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for causes in known)
     less = exposed_ns < MOSTLY_EXPOSED * each.blame_ns

@@ -179,8 +179,12 @@ def _sound(
         odd.append(f"rank {last} is none of a world of {world_size}: {last + 1} ranks are taken; are they of one job?")
         world_size = last + 1
     groups = tuple(each for each in manifest.groups if _is_possible(each))
-    names = {each.name for each in manifest.groups}
-    more = {each.name: each for each in others if each.name not in names and _is_possible(each)}
+    names, world = {each.name for each in groups}, float("inf") if world_size is None else world_size
+    more = {
+        each.name: each
+        for each in others
+        if each.name and each.name not in names and _is_possible(each) and max(each.ranks or (0,)) < world
+    }
     if len(groups) < len(manifest.groups):
         odd.append(f"groups whose ranks or sizes cannot be, left out: {len(manifest.groups) - len(groups)}")
     return world_size, (*groups, *more.values()), odd

@@ -51,8 +51,8 @@ def test_a_host_that_stands_still_in_some_of_the_steps_is_named_with_their_numbe
     first, second, third = STILL, (24, 4, 4), (4, 4, 24)
     finding, advice = found(job([USUAL] * 8, [first, second, third, USUAL] * 2))
     assert finding
-    assert "rank 1 for at least 15.000 ms a step in the mean (15.0 % of it), in 6 of 8 steps" in finding.title
-    assert advice.startswith("Find what stops the host of rank 1: at least 15 ms of a 100 ms step, in the mean")
+    assert "rank 1 for at least 20.000 ms in 6 of 8 steps (20.0 % of one)" in finding.title
+    assert advice.startswith("Find what stops the host of rank 1: at least 15 ms of a 100 ms step pass, in the mean")
 
 
 def test_how_long_a_host_stood_still_is_known_of_the_whole_recording() -> None:
