@@ -266,6 +266,17 @@ def test_a_message_is_recorded_with_the_rank_of_the_world_that_it_goes_to_or_com
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
+def test_a_wait_for_the_buffers_of_ddp_is_no_compute(mode: str, tmp_path: Path) -> None:
+    passed(train("late_buffers", tmp_path, mode=mode))
+    analysis = overlapscope.load(tmp_path / "run").analysis()
+    steps = [step for step in analysis.ranks[1].steps if step.complete]
+    assert len(steps) >= 2
+    for step in steps[1:]:  # the first may have been waited for before all recorded
+        assert (step.exposed_comm_ns or 0) >= 0.7 * 60_000_000
+        assert (step.compute_ns or 0) <= 0.3 * (step.window_ns or 0)
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
 def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mode: str, tmp_path: Path) -> None:
     passed(train("own_transport", tmp_path, world=1, mode=mode))
     run = overlapscope.load(tmp_path / "run")

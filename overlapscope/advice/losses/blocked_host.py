@@ -64,7 +64,7 @@ def garbage_collection(given: RuleInput) -> Recommendation | None:
         id="garbage_collection",
         title=f"Collect garbage beside the step: {ms(lost)} of a {ms(given.step_ns)} {given.per} pass while the "
         f"interpreter collects it and nothing is computed, in the mean of all ranks{_mostly(own, lost)}",
-        loss_ns=lost,  # no bound: who waits for the rank meanwhile wins, too
+        loss_ns=round(max(own.values(), default=lost)),  # no bound: who waits for the rank meanwhile loses as much
         apply={
             "python": "gc.collect(); gc.freeze(); gc.disable()  # before training, on all ranks\n"
             "gc.collect()  # now and then, in the same step on all ranks; and none by hand in each step"

@@ -52,8 +52,8 @@ def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
     most = max(int(each.max()) for each in waits)
     return (
         f"{left_out} of {sum(each.block.calls for each in splits)} matched calls came before the ranks, which began to "
-        f"record apart, had met: why ranks came apart to them, by up to {most / 1e6:.1f} ms, is not recorded, and no rank "
-        "is blamed for these calls",
+        f"record apart, had met: why ranks came apart to them, by up to {most / 1e6:.1f} ms, is not recorded, and no "
+        "rank is blamed for these calls",
     )
 
 

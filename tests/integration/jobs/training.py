@@ -205,6 +205,21 @@ def uneven_pairs() -> dict[str, object]:
     return {}
 
 
+def late_buffers() -> dict[str, object]:
+    """DDP sends its buffers at the begin of forward, for which rank 1 waits in C++; rank 0 comes 60 ms late."""
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, measure_overhead=False) as scope:
+        for step in range(6):
+            with step_of(scope):
+                if RANK == 0:
+                    time.sleep(0.06)
+                model(batch(step)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return {}
+
+
 def own_transport() -> dict[str, object]:
     """Communication that torch does not know of: computation before it, and under it a thread that does not count."""
     value = torch.randn(200, 200)

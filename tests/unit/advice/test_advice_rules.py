@@ -97,8 +97,15 @@ def test_gaps_in_which_a_batch_is_fetched_are_the_loaders() -> None:
 DDP_FORWARD = "DistributedDataParallel.forward"
 
 
-def accumulated(*, forwards: Sequence[int] = (0, 450), optimizer: int = 930, second_bytes: int = 1 << 20) -> Run:
+def accumulated(
+    *,
+    forwards: Sequence[int] = (0, 450),
+    optimizer: int | None = 930,
+    second_bytes: int = 1 << 20,
+    more: Sequence[Item] = (),
+) -> Run:
     """Two passes, each of which reduces two buckets beside which nothing is computed; then the optimizer."""
+    step = [] if optimizer is None else [Range(name="Optimizer.step#Adam.step", start=optimizer, end=optimizer + 20)]
     return always(
         Kernel(start=0, end=200, launch=0),
         Sent(start=200, end=300, launch=190),
@@ -108,7 +115,8 @@ def accumulated(*, forwards: Sequence[int] = (0, 450), optimizer: int = 930, sec
         Sent(start=750, end=900, launch=645, size_bytes=1 << 19, elements=1 << 17),
         Kernel(start=930, end=990, launch=930),
         *(Range(name=DDP_FORWARD, start=at, end=at + 50) for at in forwards),
-        Range(name="Optimizer.step#Adam.step", start=optimizer, end=optimizer + 20),
+        *step,
+        *more,
     )
 
 
@@ -127,6 +135,11 @@ def test_gradients_that_ddp_reduces_after_each_pass_are_reduced_once_instead() -
         pytest.param(accumulated(forwards=[]), id="without DDP"),
         pytest.param(accumulated(optimizer=420), id="an optimizer for each pass"),
         pytest.param(accumulated(second_bytes=3 << 20), id="other gradients"),
+        pytest.param(accumulated(optimizer=None), id="an evaluation"),
+        pytest.param(
+            accumulated(more=[Range(name="Optimizer.step#Adam.step", start=955, end=975)]),
+            id="two models",
+        ),
     ],
 )
 def test_gradients_that_are_reduced_once_are_not(run: Run) -> None:

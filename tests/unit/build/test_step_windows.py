@@ -116,6 +116,9 @@ def test_a_launch_from_another_thread_counts_by_its_time(tmp_path):
         pytest.param(["train_step"] * 3, [0, 1, 2], "'train_step', counted from 0", id="without numbers"),
         pytest.param([f"iteration {at}" for at in (7, 8, 9)], [7, 8, 9], "", id="numbered"),
         pytest.param(["forward_step"] * 3, [], "", id="ranges of a part of the step"),
+        pytest.param(["fwd_step"] * 3, [], "", id="the same, short"),
+        pytest.param([f"get_batch {at}" for at in range(3)], [], "", id="what is done before a step"),
+        pytest.param(["forward_and_backward_step"] * 3, [0, 1, 2], "'forward_and_backward_step'", id="with a word"),
         pytest.param(["forward_backward_step"] * 3, [0, 1, 2], "'forward_backward_step'", id="of nearly all of it"),
         pytest.param(["train_step", "ProfilerStep#4", "train_step"], [4], "", id="the profiler's marks come first"),
     ],
@@ -133,6 +136,17 @@ def test_ranges_of_the_job_mark_steps_where_the_profiler_marks_none(tmp_path, na
     named = category == "user_annotation"
     assert [each.step for each in step_windows(run.ranks[0])] == (numbers if named else [])
     assert bool(note and named) == any(note in each for source in run.sources for each in source.warnings if note)
+
+
+def test_numbered_ranges_of_a_job_that_cover_little_of_the_time_mark_no_steps(tmp_path):
+    event = {"ph": "X", "pid": 42, "tid": 1}
+    events = [
+        *({**event, "cat": "user_annotation", "name": f"step {at}", "ts": 100 * at, "dur": 20} for at in range(4)),
+        *({**event, "cat": "cpu_op", "name": "aten::mm", "ts": 100 * at + 5, "dur": 90} for at in range(4)),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    assert step_windows(read_inputs([path]).ranks[0]) == []
 
 
 # --- against the definition, in plain Python ------------------------------------------------------------------------

@@ -145,6 +145,9 @@ def mixed(*groups: Sequence[HostRuns]) -> list[HostRuns]:
         pytest.param(mixed(on_one_core(1), on_one_core(2)), [((0, 2), 1), ((1, 3), 1)], id="two and two"),
         pytest.param(mixed(on_cores(3, 1), busy(2, seed=5)), [((0, 2, 4), 1)], id="three of five"),
         pytest.param(on_cores(4, 2), [((0, 1, 2, 3), 2)], id="any of four on any of two cores"),
+        pytest.param(
+            mixed(on_one_core(3), on_cores(3, 2)), [((0, 2), 1), ((1, 3, 4), 2)], id="two on one core, three on two"
+        ),
         pytest.param(busy(6, seed=6), [], id="each on its own"),
     ],
 )

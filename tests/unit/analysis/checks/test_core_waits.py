@@ -128,6 +128,26 @@ def test_what_the_threads_of_the_ranks_cannot_have_taken_others_took(
     assert ("others_ran_ns" in shared.evidence) == (taken is not None)
 
 
+def test_of_ranks_whose_other_threads_fill_their_core_it_is_said_that_one_each_is_not_enough() -> None:
+    (shared,) = found([0.1] * RANKS, [0.4] * RANKS, EVERY)
+    assert shared.evidence["full_ranks"] == list(range(RANKS))
+    assert "alone ran for 90.0 % of one core's time, so that a core for each rank is not enough" in shared.title
+    assert "bind each rank" not in shared.title
+    for beside in (0.3, 0.04):  # the core is not full; or nothing beside the thread that trains
+        (other,) = found([0.1] * RANKS, [beside] * RANKS, EVERY)
+        assert "full_ranks" not in other.evidence
+        assert "bind each rank" in other.title
+    wide = {rank: list(range(2 * RANKS)) for rank in range(RANKS)}
+    assert "full_ranks" not in found([0.1] * RANKS, [0.4] * RANKS, wide)[0].evidence, "two cores a rank"
+
+
+def test_where_a_control_group_stopped_threads_nothing_is_said_of_other_programs() -> None:
+    run = recorded([0.1] * RANKS, [0.02] * RANKS, EVERY)
+    assert "others_ran_ns" in waits_for_cores(run)[0].evidence
+    throttled = [("cpu_throttled_us", step * STEP_NS, step, 5.0 * step) for step in range(STEPS)]
+    assert "others_ran_ns" not in waits_for_cores(with_readings(run, {0: throttled}))[0].evidence
+
+
 def test_of_ranks_that_were_not_recorded_it_is_not_said_that_others_ran() -> None:
     (shared,) = found([0.1] * RANKS, [0.0] * RANKS, EVERY, missing=1)
     assert "others_ran_ns" not in shared.evidence
