@@ -389,12 +389,6 @@ def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
     return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
 
 
-def usual_causes(analysis: Analysis) -> Counter[str]:
-    """Return the same of the steps that are no outliers."""
-    found = _without_outliers(analysis)
-    return causes_of_all_steps(analysis, set() if found is None else set(found.outliers))
-
-
 def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> Counter[str]:
     """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these; empty of a single
     step."""
@@ -406,6 +400,12 @@ def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> C
                 if step.complete and step.step in steps:
                     every.update(step.causes)
     return every if every.total() else Counter()
+
+
+def usual_causes(analysis: Analysis) -> Counter[str]:
+    """Return the nanoseconds of each cause in the complete steps that are no outliers; empty of a single step."""
+    found = _without_outliers(analysis)
+    return causes_of_all_steps(analysis, set() if found is None else set(found.outliers))
 
 
 def waits_by_step(ranks: Iterable[RankInfo]) -> dict[tuple[int, int], int]:
