@@ -74,7 +74,11 @@ def groups() -> tuple[Group, ...]:
         if not isinstance(group, distributed.ProcessGroup):
             continue  # torch notes groups that this rank is not in under a number
         ranks = tuple(sorted(members))
-        found.append(Group(name=group.group_name, description=group.group_desc or None, size=len(ranks), ranks=ranks))
+        try:
+            name, description = group.group_name, group.group_desc or None
+        except RuntimeError:  # a group written in Python need not have a name
+            continue
+        found.append(Group(name=name, description=description, size=len(ranks), ranks=ranks))
     return tuple(sorted(found, key=lambda each: each.name))
 
 
