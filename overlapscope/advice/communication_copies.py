@@ -24,7 +24,9 @@ FSDP: Final = re.compile(
 )
 """Ranges and operations in which FSDP2 launches its copies; communication in them is not counted."""
 COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|chunk_cat)")
+"""Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
+"""... and a range in which all is copies."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 

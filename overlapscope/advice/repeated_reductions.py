@@ -10,12 +10,10 @@ from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.dimensions import DATA
+from overlapscope.timeline.dimensions import DATA, DDP_FORWARD
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
-DDP_FORWARD: Final = "DistributedDataParallel.forward"
-"""torch's annotation around DDP's forward (1.10 and later)."""
 LEAST_BYTES: Final = 4 << 10
 """Passes that reduce less in all reduce metrics. A choice."""
 MOSTLY: Final = 0.75

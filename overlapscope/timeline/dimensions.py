@@ -20,6 +20,8 @@ from overlapscope.timeline.run import Group, RankTimeline
 DATA, TENSOR, PIPELINE, EXPERT, CONTEXT = "data", "tensor", "pipeline", "expert", "context"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 """Phases of a step."""
+DDP_FORWARD: Final = "DistributedDataParallel.forward"
+"""torch's annotation around DDP's forward (1.10 and later)."""
 _SHORT: Final = {
     "dp": DATA, "ddp": DATA, "fsdp": DATA, "hsdp": DATA, "edp": DATA, "efsdp": DATA, "shard": DATA, "replicate": DATA,
     "tp": TENSOR, "etp": TENSOR, "pp": PIPELINE, "ep": EXPERT, "cp": CONTEXT, "sp": CONTEXT, "ulysses": CONTEXT,

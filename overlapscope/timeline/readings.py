@@ -13,6 +13,8 @@ ON_CORE: Final = "thread_cpu_ns"
 """How long the training thread had run on a core ..."""
 QUEUED: Final = "thread_queue_ns"
 """... and waited for one, by the system's account."""
+THROTTLED_US: Final = "cpu_throttled_us"
+"""How long the process's control group was stopped for having used up its share of the CPU."""
 COLLECTOR: Final = "gc_pause_ns"
 """Read at the end of each garbage collection of the interpreter, with its length."""
 LONGEST_NS: Final = 1e15

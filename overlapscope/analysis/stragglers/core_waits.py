@@ -15,7 +15,7 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.display import list_some, percent_text
-from overlapscope.timeline.readings import ON_CORE, QUEUED, computes_on_one_thread, reading_series
+from overlapscope.timeline.readings import ON_CORE, QUEUED, THROTTLED_US, computes_on_one_thread, reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
 MUCH: Final = 0.05
@@ -40,11 +40,10 @@ MOST_GROUPS: Final = 4
 TIMES_OTHERS: Final = 2.0
 """Other threads of a rank are named that ran so many times as long as is usual."""
 FILLED: Final = 0.85
-"""The threads of a rank fill a core that run for this share of its time or more: with some of them the training thread
-must wait."""
+"""Threads of a rank that together run for this share of the time, or more, fill one core: the training thread then
+waits for the others ..."""
 BY_OWN: Final = 0.5
-"""... and other threads than the one that trains did for at least this share of what that one waited."""
-THROTTLED: Final = "cpu_throttled_us"
+"""... if those ran for at least this share of the time that it waited."""
 CORES_EACH: Final = 2
 """Of more cores a rank than this, one may idle while a thread waits for another."""
 BY_OTHERS: Final = 0.5
@@ -154,25 +153,33 @@ def waits_for_cores(run: Run) -> list[Finding]:
         others = others if no_other else "other threads or programs"
         title = f"{who}: {others} run on the cores to which each rank is bound, and {MAY_DELAY}"
     else:
-        groups = _groups_by_cores(run, waits)
-        what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
-        what += _of_other_threads(waits)
-        taken_ns = taken_by_others_ns(run, waits)
-        if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
-            evidence["others_ran_ns"] = taken_ns
-            what += f"; other programs or data loader workers ran there for at least {taken_ns / 1e6:.1f} ms meanwhile"
-        full = [] if "others_ran_ns" in evidence else _full_ranks(run, waits)
-        if full:
-            evidence["full_ranks"] = full
-            most_full = max(full, key=lambda rank: waits[rank].load)
-            what += (
-                f"; the threads of rank {most_full} alone ran for {percent_text(waits[most_full].load)} of one core's "
-                f"time, so that a core for each rank is not enough"
-            )
-        on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
-        bind = f"{'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
-        title = f"{who}: {what}{'' if full else f'; {bind}'}"
+        what, more = _among_ranks(run, waits, much)
+        evidence |= more
+        title = f"{who}: {what}"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
+
+
+def _among_ranks(run: Run, waits: Mapping[int, CoreWait], much: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """Return what is said of ranks that may use the same cores, of which `much` wait much, and its evidence."""
+    evidence: dict[str, Any] = {}
+    groups = _groups_by_cores(run, waits)
+    what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
+    what += _of_other_threads(waits)
+    taken_ns = taken_by_others_ns(run, waits)
+    if taken_ns >= BY_OTHERS * sum(each.waited_ns for each in waits.values()):
+        evidence["others_ran_ns"] = taken_ns
+        what += f"; other programs or data loader workers ran there for at least {taken_ns / 1e6:.1f} ms meanwhile"
+    full = [] if "others_ran_ns" in evidence else _full_ranks(run, waits)
+    if full:
+        evidence["full_ranks"] = full
+        most_full = max(full, key=lambda rank: waits[rank].load)
+        what += (
+            f"; the threads of rank {most_full} alone ran for {percent_text(waits[most_full].load)} of one core's "
+            f"time, so that a core for each rank is not enough"
+        )
+    on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
+    bind = f"{'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
+    return f"{what}{'' if full else f'; {bind}'}", evidence
 
 
 def _concentrated_on(waits: Mapping[int, CoreWait]) -> list[int]:
@@ -256,7 +263,7 @@ def _alone_on_a_host(run: Run, waits: Mapping[int, CoreWait]) -> bool:
     """Return whether all ranks of the job were recorded on one host, with the system's account, and none was throttled:
     a thread that its control group stops waits for a core while others idle."""
     on_one = [set(ranks) for ranks in ranks_of_hosts(run).values()] == [set(run.ranks)]
-    throttled = any(_rose(timeline, THROTTLED) for timeline in run.ranks.values())
+    throttled = any(_rose(timeline, THROTTLED_US) for timeline in run.ranks.values())
     return not run.missing_ranks and on_one and set(waits) == set(run.ranks) and not throttled
 
 

@@ -16,7 +16,7 @@ from overlapscope.analysis.common.loading import loads_data
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.readings import COLLECTOR, ON_CORE, QUEUED, reading_series, recorded_pauses
+from overlapscope.timeline.readings import COLLECTOR, ON_CORE, QUEUED, THROTTLED_US, reading_series, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -29,7 +29,7 @@ MORE, BARELY = 0.5, 0.1
 shares: of the rank's own time on a core (MORE), and of the lateness (BARELY; more than a tenfold slowdown explains
 nothing)."""
 RAN_LONGER: Final = 1.05
-BETWEEN_STEPS, RETRIES, THROTTLED_US = "between_steps_ns", "allocator_retries", "cpu_throttled_us"
+BETWEEN_STEPS, RETRIES = "between_steps_ns", "allocator_retries"
 SHARED_CORES: Final = "shared_cores"
 CLOCK: Final = re.compile(r"^gpu\d+\.sm_clock_mhz$")
 REASONS: Final = re.compile(r"^gpu\d+\.throttle_reasons$")

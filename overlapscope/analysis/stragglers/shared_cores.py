@@ -135,8 +135,8 @@ def pinned_hosts(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> li
 
 
 def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> list[Turns]:
-    """Return the hosts of a machine that share one core, others having others, else the machines whose hosts share
-    cores; `hosts` holds those of CPU runs, on their machine's clock."""
+    """Return the hosts of each machine that share cores: those that share one core among themselves, and the rest of
+    the machine's hosts, if they share cores, too. `hosts` holds those of CPU runs, on their machine's clock."""
     found: list[Turns] = []
     for ranks in _machines(run, hosts, clocks):
         own = {rank: hosts[rank] for rank in ranks}

@@ -23,6 +23,7 @@ MUCH: Final = 0.1
 IN_A_STEP: Final = 0.05
 """... in this share of the median one: else it was a single event."""
 SOME: Final = 0.25
+"""A step counts as one with a pause from this share of the usual pause."""
 MOST_NAMED: Final = 3
 BY_ACCOUNT: Final = (
     "neither on a core nor waiting for one", "they slept, or a core or a lock was taken from them",

@@ -112,7 +112,7 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def late_in(self) -> str:
-        """In how many of the steps in which any rank was late it was, as words to follow others; empty where in all."""
+        """Words to follow others: in how many of the steps that had a late rank this one was late. Empty if in all."""
         late, steps = (self.evidence.get(name, 0) for name in ("late_steps", "steps"))
         return f", in at least {late} of {steps} steps" if 0 < late < steps else ""
 

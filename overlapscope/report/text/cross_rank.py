@@ -23,6 +23,7 @@ LATE_ENDS: Final = 0.1
 INDIRECT: Final = 1.05
 """A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
 MOSTLY_EXPOSED: Final = 0.9
+"""What is exposed of the blame is said where it is less than this share."""
 OFF_CORE: Final = "host stall (it neither ran nor waited for a core: it slept, was stopped, or waited for a lock)"
 ON_CORE: Final = "host stall (it ran, but started nothing: Python, or code of which no operation is recorded)"
 """Of a host of which the system's account was recorded."""

@@ -15,13 +15,12 @@ from overlapscope.ingest.build.collective_args import CollectiveArgs, dtype_name
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import step_at
 from overlapscope.timeline.columns import NONE, Gradients, Ints, make
+from overlapscope.timeline.dimensions import DDP_FORWARD
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
 
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-FORWARD: Final = "DistributedDataParallel.forward"
-"""torch's annotation around DDP's forward (1.10 and later)."""
 MAX_DIMS: Final = 16
 
 
@@ -80,7 +79,7 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
 def _forwards(timeline: RankTimeline) -> dict[int, int]:
     """Return how often DDP's forward ran in each step."""
     notes = timeline.annotations
-    ours = np.array([name == FORWARD for name in timeline.names], np.bool_)[notes.name]
+    ours = np.array([name == DDP_FORWARD for name in timeline.names], np.bool_)[notes.name]
     steps = step_at(timeline.steps, notes.start_ns[ours])
     return dict(zip(*(each.tolist() for each in np.unique(steps[steps != NONE], return_counts=True)), strict=True))
 
