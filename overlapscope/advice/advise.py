@@ -89,6 +89,9 @@ SAME_TIME: Final = {
     "shared_cores": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
+FOR_CORES: Final = ("peer_core", "late_end", "slow_transfer")
+"""Causes of exposed communication that may be the lack of cores, where these are short: threads that transfer wait for
+them, too."""
 SHORTENS: Final = 1 / 3
 """Changes of settings stand for the exposed communication, which is then not listed, if they save this share of it."""
 
@@ -121,7 +124,24 @@ def by_rules(
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     most = None if any(map(comes_first, every)) else largest_loss(given, every)
-    return _finished([*every, most] if most else every, given.job, analysis)
+    every = [*every, most] if most else every
+    return _finished(_with_what_cores_cost(every, given), given.job, analysis)
+
+
+def _with_what_cores_cost(found: Sequence[Recommendation], given: RuleInput) -> list[Recommendation]:
+    """Return the recommendations with the exposed communication that lack of cores may explain among the losses of
+    cores, instead of exposed communication's."""
+    cores = next((each for each in found if each.id == "shared_cores" and each.per == "step"), None)
+    may_be_ns = sum(given.figures.causes.get(cause, 0) for cause in FOR_CORES)
+    if cores is None or given.run_has_device or not may_be_ns:
+        return list(found)
+    more = {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
+    return [
+        msgspec.structs.replace(each, loss_ns=max(each.loss_ns + more[each.id], 0))
+        if each.id in more and each.loss_ns is not None
+        else each
+        for each in found
+    ]
 
 
 def _fixed_first(

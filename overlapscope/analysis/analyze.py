@@ -20,6 +20,7 @@ from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.common.cause_table import NoRemoval
@@ -29,6 +30,7 @@ from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
+from overlapscope.analysis.exposure.core_waiting import in_turn
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
 from overlapscope.analysis.graph.answers import HostPauses
@@ -53,6 +55,7 @@ from overlapscope.analysis.result import (
 )
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
+from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late, hosts_in_turns, pinned_hosts, shared_cores
 from overlapscope.analysis.stragglers.standing_still import standing_still
@@ -93,6 +96,8 @@ def analyze(
     graphs = graphs or BuiltGraphs(run)
     alone = alone or summarize_ranks(run, graphs)
     cross_rank = cross_rank or match_and_align(run)
+    turns = turns_on_cores(run, alone, cross_rank)
+    alone = waiting_for_turns(alone, turns)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = cross_rank.transfers(run)
@@ -101,12 +106,13 @@ def analyze(
     odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
-    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs)
+    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     head = headline(rank_windows(ranks, alone), cross_rank)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
+        *slow_operations({rank: own.operations for rank, own in alone.items() if own.operations}, head.step_ns),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
@@ -145,9 +151,10 @@ def analyze(
 
 def late_ranks_of(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
-    window_ns: Mapping[int, int | None], graphs: BuiltGraphs,
+    window_ns: Mapping[int, int | None], graphs: BuiltGraphs, turns: Sequence[Turns],
 ) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
-    """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks.
+    """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks, `turns`
+    is the result of `turns_on_cores`.
 
     Where hosts share cores it is random which of them is late: that is no straggler. Where the record of a host is
     damaged it is not known whether they do, nor what the removal of a rank is worth that is late because of its host.
@@ -155,14 +162,12 @@ def late_ranks_of(
     spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
     graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
     pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
-    on_cpu = {rank: own.host_runs for rank, own in alone.items() if own.host_runs}
-    turns = hosts_in_turns(run, on_cpu, cross_rank.clocks)
     ranks = Compared(
         run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
-        paused={rank: own.stood_still for rank, own in on_cpu.items()},
+        paused={rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())
@@ -176,6 +181,25 @@ def late_ranks_of(
         or (each.evidence["alike"] and each.held_by != "unknown" and not damaged)
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
+
+
+def turns_on_cores(run: Run, alone: Mapping[int, RankSummary], cross_rank: CrossRank) -> list[Turns]:
+    """Return the hosts of CPU runs that take turns on too few cores, as their traces show."""
+    on_cpu = {rank: own.host_runs for rank, own in alone.items() if own.host_runs}
+    return hosts_in_turns(run, on_cpu, cross_rank.clocks)
+
+
+def waiting_for_turns(alone: Mapping[int, RankSummary], turns: Sequence[Turns]) -> dict[int, RankSummary]:
+    """Return the summaries in which hosts that take turns wait for a core where they paused while others had all."""
+    waits = {rank: times for each in turns for rank, times in each.waits.items()}
+    return {
+        rank: own
+        if rank not in waits or own.host_runs is None
+        else msgspec.structs.replace(
+            own, parts=msgspec.structs.replace(own.parts, waiting=in_turn(own.host_runs, waits[rank]))
+        )
+        for rank, own in alone.items()
+    }
 
 
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
@@ -307,11 +331,15 @@ def _held_ns(run: Run) -> dict[int, int]:
 
 
 def _still_ns(alone: Mapping[int, RankSummary]) -> dict[int, int]:
-    """Return for how long each host stood still while it seemed to compute, where that is known."""
-    return {
-        rank: int(act.within(*np.array(alone[rank].whole, np.int64).reshape(-1, 2).T).sum())
-        for rank, act in _stood_still(alone).items()
-    }
+    """Return for how long each host stood still while it seemed to compute, or waited for its turn on a core, where
+    that is known."""
+    found = {}
+    for rank, still in _stood_still(alone).items():
+        whole = np.array(alone[rank].whole, np.int64).reshape(-1, 2).T
+        waiting = alone[rank].parts.waiting
+        turns = 0 if waiting is None or alone[rank].host_runs is None else int(waiting.computing.within(*whole).sum())
+        found[rank] = int(still.within(*whole).sum()) + turns
+    return found
 
 
 def _computed_ns(info: RankInfo) -> dict[int, int]:

@@ -8,13 +8,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
-from overlapscope.analysis.common.cause_table import NoCauses
-from overlapscope.analysis.exposure.core_waiting import core_waiting
+from overlapscope.analysis.common.cause_table import WAITED_FOR_CORE, NoCauses
+from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
+from overlapscope.analysis.per_rank.host_operations import StepOperations, step_operations
 from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
@@ -29,6 +30,8 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
 UNKNOWN: Final = "unknown"
+MAY_WAIT_FOR_CORE: Final = ("launch_bound", "launch_latency", UNKNOWN)
+"""Causes of idle time in which the host of a run without a device may have waited for a core."""
 LISTED: Final = (UNCLASSIFIED, FUSED)
 """Notes of spans that are reported."""
 
@@ -60,6 +63,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What its host did; None where that was not recorded, or no other rank was."""
     host_runs: HostRuns | None
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
+    operations: StepOperations | None
+    """In a CPU run, how long each step was in each operation; None without host events."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -97,6 +102,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     runs = None if alone else readable_host_runs(timeline, covered)
+    waiting = core_waiting(timeline, covered, runs)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -105,12 +111,12 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
             if lost is None or figures.window_ns is None
             else replace(figures, interference_ns=lost[0], interference_low_ns=lost[1], interference_high_ns=lost[2])
             for figures, lost in zip(
-                _figures(covered, sets, causes.idle or {}), slowed.within(WindowSets.of(sets)), strict=True
+                _figures(covered, sets, causes.idle or {}, waiting), slowed.within(WindowSets.of(sets)), strict=True
             )
         ],
         interference=slowed.value,
         coverage=covered,
-        parts=own_parts(timeline, causes, core_waiting(timeline, covered, runs)),
+        parts=own_parts(timeline, causes, waiting),
         no_causes_reason=causes.reason,
         host_losses=marked_losses(_idle(covered, whole), timeline)
         if causes.reason == "no_host_events"
@@ -121,6 +127,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         not_launched=before_first_launch(timeline),
         host=None if alone else _host_times(timeline, causes),
         host_runs=runs,
+        operations=_operations(timeline, windows),
         stages=own_stages(timeline, groups, windows),
     )
 
@@ -135,6 +142,16 @@ def _host_times(timeline: RankTimeline, causes: OwnCauses) -> HostTimes | None:
         return None
 
 
+def _operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> StepOperations | None:
+    """Return how long each step was in each operation; None also where its host events cannot be read."""
+    if timeline.host_is_lost:
+        return None
+    try:
+        return step_operations(timeline, windows)
+    except HostEventsError:  # as above
+        return None
+
+
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:
     windows = union((np.array([start for start, _ in whole]), np.array([end for _, end in whole])))
     return difference(windows, union(covered.comm, covered.compute, covered.copy))
@@ -145,23 +162,39 @@ def _sets(whole: Sequence[tuple[int, int]], windows: Sequence[StepWindow]) -> li
 
 
 def _figures(
-    covered: Coverage, sets: Sequence[Sequence[tuple[int, int]]], idle: Mapping[str, Intervals]
+    covered: Coverage,
+    sets: Sequence[Sequence[tuple[int, int]]],
+    idle: Mapping[str, Intervals],
+    waiting: CoreWaiting | None,
 ) -> list[Breakdown]:
     """Return the breakdown of each set of windows; a set without windows has no figures."""
     windows = WindowSets.of(sets)
     found = covered.breakdowns(windows)
     sums = {cause: windows.within(BusyTime(times)) for cause, times in idle.items() if cause != UNKNOWN}
+    for_core = [0] * len(sets) if waiting is None else windows.within(waiting.idling)
     return [
-        replace(figures, idle_causes=_with_rest(figures.idle_ns or 0, {name: each[at] for name, each in sums.items()}))
+        replace(figures, idle_causes=_with_rest(figures.idle_ns or 0, {name: each[at] for name, each in sums.items()},
+                                                for_core[at]))
         if own
         else Breakdown()
         for at, (own, figures) in enumerate(zip(sets, found, strict=True))
-    ]
+    ]  # fmt: skip
 
 
-def _with_rest(idle_ns: int, causes: Mapping[str, int]) -> dict[str, int]:
-    """Return the causes that have any time; what they lack of the idle time is unknown."""
+def _with_rest(idle_ns: int, causes: Mapping[str, int], for_core_ns: int) -> dict[str, int]:
+    """Return the causes that have any time; what they lack of the idle time is unknown.
+
+    `for_core_ns` is how long the host waited for a core meanwhile: a part of what is not known, or was no call's.
+    """
     every = {**causes, UNKNOWN: idle_ns - sum(causes.values())}
+    may_be = {cause: ns for cause, ns in every.items() if cause in MAY_WAIT_FOR_CORE and ns > 0}
+    left, for_core_ns = sum(may_be.values()), min(for_core_ns, sum(may_be.values()))
+    if for_core_ns:
+        every[WAITED_FOR_CORE] = for_core_ns
+    for cause, ns in may_be.items():
+        own_ns = for_core_ns * ns // left
+        every[cause] -= own_ns
+        left, for_core_ns = left - ns, for_core_ns - own_ns
     return {cause: ns for cause, ns in every.items() if ns}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from overlapscope.analysis.analyze import late_ranks_of
+from overlapscope.analysis.analyze import late_ranks_of, turns_on_cores
 from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
@@ -26,7 +26,7 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     wholes = {rank: own.figures[0] for rank, own in alone.items()}
     held, _ = late_ranks_of(
         run, cross_rank, alone, compared({rank: own.kernels for rank, own in alone.items()}),
-        {rank: whole.window_ns for rank, whole in wholes.items()}, graphs,
+        {rank: whole.window_ns for rank, whole in wholes.items()}, graphs, turns_on_cores(run, alone, cross_rank),
     )  # fmt: skip
     held = beside_slow_links(held, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs))
     ranks = {

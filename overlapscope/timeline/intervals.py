@@ -173,7 +173,7 @@ class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The length of each set."""
         return self._sums(self.ends - self.starts)
 
-    def within(self, busy: BusyTime) -> list[int]:
+    def within(self, busy: Activity) -> list[int]:
         """Return the time covered inside each set."""
         return self._sums(busy.within(self.starts, self.ends))
 

@@ -26,7 +26,6 @@ from overlapscope.analysis.result import (
     usual_causes,
     without_outliers,
 )
-from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some, percent_text
@@ -53,9 +52,11 @@ BEGUN_APART: Final = "start_of_recording"
 MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
 worth a figure that differs from the headline's."""
-USUAL: Final = ("Largest loss: ", "Largest recorded loss: ", "")
-"""Words before a loss of usual steps: the largest one, the largest where compute may hold waiting for cores that was
-not recorded, or another."""
+USUAL: Final = ("Largest loss: ", "Largest loss outside compute: ", "")
+"""Words before a loss of usual steps: the largest one, the largest where hosts compute, which may take longer than it
+must, or another."""
+LITTLE: Final = 0.1
+"""Where at most this share of a step is exposed communication, compute decides how long it takes."""
 UNEVEN_STAGES: Final = (
     "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest neighbour, and "
     "while the pipeline fills and empties"
@@ -144,7 +145,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     of_ops = f" ({'; '.join(which)})" if which else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
-    why = f", {of_it}: {label}{beside}" if largest in USUAL else ""
+    why = f", {of_it}: {label}{beside}{_mostly_compute(given, exposed)}" if largest in USUAL else ""
     who = _stragglers(late, late_ns, cause)
     return recommended(
         given,
@@ -198,6 +199,14 @@ def _beside(analysis: Analysis, cause: str) -> str:
     return _for_cores(analysis)
 
 
+def _mostly_compute(given: RuleInput, exposed: int) -> str:
+    """Return that nearly all of the step is compute, where communication takes little of it."""
+    compute = (given.figures.compute_only_ns or 0) + (given.figures.overlapped_ns or 0)
+    if exposed > LITTLE * given.step_ns or compute < (1 - 2 * LITTLE) * given.step_ns:
+        return ""
+    return f"; {percent_text(compute / given.step_ns, 0)} of the {given.per} is compute"
+
+
 def _for_cores(analysis: Analysis) -> str:
     return " (some of it perhaps for lack of cores)" if lack_cores(analysis.findings) else ""
 
@@ -227,11 +236,10 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
         longer = f"{which} {ms(costly.longer_ns)} longer than the others"
         return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
-    largest, recorded, other = USUAL
+    largest, outside, other = USUAL
     # Where cores are short, how much of each loss is for lack of them is not known.
-    slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
-    if loss >= max(idle, slower) and not lack_cores(given.analysis.findings):
-        other = largest if given.run_has_device or waited_for_cores(given.run.ranks) else recorded
+    if loss >= idle and not lack_cores(given.analysis.findings):
+        other = largest if given.run_has_device else outside
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 

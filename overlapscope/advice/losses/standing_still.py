@@ -1,8 +1,13 @@
 """Rule: hosts stand still while they compute, so that steps are longer and other ranks wait for them."""
 
+from typing import Final
+
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
+
+SOME: Final = 0.25
+"""Others wait for a rank if they do for at least this share of its pauses."""
 
 
 def standing_still(given: RuleInput) -> Recommendation | None:
@@ -10,7 +15,10 @@ def standing_still(given: RuleInput) -> Recommendation | None:
     found = next((each for each in given.analysis.findings if each.id == "standing_still"), None)
     if found is None:
         return None
-    ranks, lost_ns = list(found.evidence["ranks"]), found.evidence["lost_ns"]
+    lost_ns = found.evidence["lost_ns"]
+    ranks = [rank for rank in found.evidence["ranks"] if _delays(given, rank, lost_ns[str(rank)])]
+    if not ranks:
+        return None
     most_ns = max(lost_ns[str(rank)] for rank in ranks)
     wait = ", and others wait for it" if len(given.analysis.ranks) > 1 else ""
     step = f"a {ms(given.step_ns)} {given.per}"
@@ -35,3 +43,11 @@ def standing_still(given: RuleInput) -> Recommendation | None:
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the finding standing_still is gone",
     )
+
+
+def _delays(given: RuleInput, rank: int, lost_ns: float) -> bool:
+    """Return whether a step may be shorter without the pauses of a rank, of so many ns a step: not where others wait
+    for it far less, and it waits for others for longer."""
+    own = next((each for each in given.analysis.skew.ranks if each.rank == rank), None)
+    in_all_ns = lost_ns * max(given.analysis.headline.steps, 1)
+    return own is None or own.blame_ns >= SOME * in_all_ns or own.wait_ns < in_all_ns

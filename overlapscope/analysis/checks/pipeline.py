@@ -1,11 +1,12 @@
 """Find pipeline bubbles that exceed those of the schedule, and uneven stages (docs/definitions.md).
 
 A stage's bubble is the time of a step in which it neither computes, nor copies, nor communicates, except with other
-stages. With p stages, m microbatches and v chunks a stage, a stage that is busy for t has a bubble of at least
-t (p - 1) / (v m): 1F1B with v = 1, and interleaved (Narayanan et al. 2021, "Efficient large-scale language model
-training on GPU clusters using Megatron-LM", section 2.2). Zero-bubble schedules split the backward pass in two and
-have a third of it (ZB-H1) or none (ZB-H2), if the forward pass and both halves take equally long (Qi et al. 2024,
-"Zero bubble pipeline parallelism", table 2). The schedule is not recorded: what exceeds 1F1B exceeds them all.
+stages; without a device, while it communicates with other stages and does nothing else. With p stages, m microbatches
+and v chunks a stage, a stage that is busy for t has a bubble of at least t (p - 1) / (v m): 1F1B with v = 1, and
+interleaved (Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+section 2.2). Zero-bubble schedules split the backward pass in two and have a third of it (ZB-H1) or none (ZB-H2), if
+the forward pass and both halves take equally long (Qi et al. 2024, "Zero bubble pipeline parallelism", table 2). The
+schedule is not recorded: what exceeds 1F1B exceeds them all.
 
 v m is counted: the activations that a stage sends to the next in a step. Some jobs also send other messages (shapes,
 several tensors): the least frequent size counts, which makes the ideal bubble larger rather than smaller.
@@ -27,7 +28,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
-from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -145,13 +146,18 @@ def _stage(
     between_stages = (spans.kind == COMM) & np.append(messages, False)[
         np.where(spans.collective == NONE, -1, spans.collective)
     ]
-    busy = BusyTime(union((spans.start_ns[~between_stages], spans.end_ns[~between_stages])))
+    busy = union((spans.start_ns[~between_stages], spans.end_ns[~between_stages]))
     starts, ends = (np.array([each.window[at] for each in chosen if each.window], np.int64) for at in (0, 1))
+    waits = (starts, ends)
+    if not timeline.has_device:
+        # A host without a device is in its messages while it waits, and idles for reasons of its own.
+        waits = intersection(union(waits), union((spans.start_ns[between_stages], spans.end_ns[between_stages])))
+    bubble_ns = BusyTime(difference(union(waits), busy)).within(starts, ends)
     return PipelineStage(
         rank=timeline.rank,
         place=place,
         window_ns=median((ends - starts).tolist()),
-        bubble_ns=median((ends - starts - busy.within(starts, ends)).tolist()),
+        bubble_ns=median(bubble_ns.tolist()),
         activations=activations,
     )
 

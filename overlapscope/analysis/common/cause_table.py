@@ -33,7 +33,8 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
 CAUSES: Final[dict[str, Cause]] = {
     "start_of_recording": Cause(
         label="wait: recordings began apart",
-        description="waiting for a rank that began to record later, by as much as it began later; nobody's lateness",
+        description="waiting for a rank that began to record later, by as much as it began later: what it did "
+        "before is not recorded",
         waits_for_another_rank=True,
         colour="idle",
         pattern="|",
@@ -148,6 +149,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
 }
 """Of exposed communication; by name as in JSON, in the order in which they are listed."""
+WAITED_FOR_CORE: Final = "waited_for_core"
+"""The cause of idle time that the system's account names, and no graph."""
 IDLE_CAUSES: Final[dict[str, Cause]] = {
     "launch_bound": Cause(
         label="launch-bound",
@@ -160,6 +163,13 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
         description="the host sat in a synchronisation, a blocking copy, an allocation or a poll, or loaded data, or "
         "collected garbage",
         colour="waiting",
+    ),
+    WAITED_FOR_CORE: Cause(
+        label="the host waited for a core",
+        description="where no device computes: for how long, outside of such calls, its thread waited for a core, by "
+        "the system's account, spread evenly between two readings",
+        colour="waiting",
+        pattern="-",
     ),
     "drained": Cause(
         label="device drained by a wait of the host",

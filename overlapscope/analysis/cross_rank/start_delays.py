@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
-from overlapscope.analysis.cross_rank.wait_transfer import Split, counts_from
+from overlapscope.analysis.cross_rank.wait_transfer import Split, beyond_start, counts_from
 from overlapscope.timeline.columns import NONE, Floats, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -40,16 +40,16 @@ def _with(split: Split, wait_ns: Floats, threshold: float) -> Split:
     if not apart.any():
         return split
     waits = np.rint(np.where(apart, wait_ns, 0.0)).astype(np.int64)
-    return replace(split, start_wait_ns=waits, lead_ns=np.where(apart, 0.0, split.lead_ns))
+    return replace(split, start_wait_ns=waits, lead_ns=beyond_start(split.lead_ns, waits.max(axis=0)))
 
 
 def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
     """Return a reason where calls are left out of blame because the ranks began to record apart."""
-    waits = [each.start_wait_ns for each in splits if each.start_wait_ns is not None]
-    left_out = sum(int(each.any(axis=0).sum()) for each in waits)
+    waits = [each.start_wait_ns.max(axis=0)[each.lead_ns == 0] for each in splits if each.start_wait_ns is not None]
+    left_out = sum(int(np.count_nonzero(each)) for each in waits)
     if not left_out:
         return ()
-    most = max(int(each.max()) for each in waits)
+    most = max(int(each.max(initial=0)) for each in waits)
     return (
         f"{left_out} of {sum(each.block.calls for each in splits)} matched calls came before the ranks, which began to "
         f"record apart, had met: why ranks came apart to them, by up to {most / 1e6:.1f} ms, is not recorded, and no "

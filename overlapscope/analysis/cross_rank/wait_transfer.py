@@ -21,6 +21,8 @@ from overlapscope.timeline.run import Run
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
 RESIDUALS = 3.0
+BESIDE_START = 0.25
+"""A rank was late, though the recordings began apart, where that explains at most this share of its lead."""
 BASELINE_QUANTILE = 0.10
 BASELINE_CALLS = 5
 MOSTLY = 0.6
@@ -36,7 +38,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     last: Ints
     """Row of the rank that arrived last."""
     lead_ns: Floats
-    """How much later than the second-latest rank the last one arrived; 0 where recordings began apart."""
+    """How much later than the second-latest rank the last one arrived; `beyond_start` where recordings began apart."""
     early_ends: int
     """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
     start_wait_ns: Ints | None = None
@@ -125,13 +127,21 @@ def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Spli
 def leads(starts: Floats, start_wait_ns: Ints | None = None) -> dict[str, Any]:
     """Return for each call (column) the row that arrived last, and its lead; as `Split` names them.
 
-    `start_wait_ns` holds waits that the spread of the recordings' starts explains: calls with such have no lead.
+    `start_wait_ns` holds waits that the spread of the recordings' starts explains.
     """
     second, latest = np.partition(starts, -2, axis=0)[-2:]
     lead = latest - second
     if start_wait_ns is not None:
-        lead = np.where(start_wait_ns.any(axis=0), 0.0, lead)
+        lead = beyond_start(lead, start_wait_ns.max(axis=0))
     return {"last": starts.argmax(axis=0), "lead_ns": lead}
+
+
+def beyond_start(lead_ns: Floats, start_wait_ns: Floats | Ints) -> Floats:
+    """Return what of each lead is lateness where the spread of the recordings' starts explains so much of the waits.
+
+    0 where that is more than a small part: what a rank did before its recording is then most of it, or as much.
+    """
+    return np.where(start_wait_ns <= BESIDE_START * lead_ns, lead_ns - start_wait_ns, 0.0)
 
 
 def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, complement, difference, union
+from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, Intervals, complement, difference, union
 from overlapscope.timeline.readings import ON_CORE, QUEUED, computes_on_one_thread, reading_series
 from overlapscope.timeline.run import RankTimeline
 
@@ -84,6 +84,14 @@ def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | Non
         sleeping=_partly(alone, read_ns, np.clip(slept, 0.0, computed_alone * (1.0 - share))),
         sleep_known=ran is not None,
     )
+
+
+def in_turn(host: HostRuns, waits: Intervals) -> CoreWaiting:
+    """Return the same of a host that takes turns on cores with others: `waits` is when they had all of them."""
+    return CoreWaiting(
+        computing=BusyTime(waits), idling=NEVER, sleeping=BusyTime(difference(host.stood_still, waits)),
+        sleep_known=True,
+    )  # fmt: skip
 
 
 def _booked_before(left_ns: Floats) -> Floats:

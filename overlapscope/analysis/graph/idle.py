@@ -43,8 +43,8 @@ from overlapscope.timeline.intervals import Intervals, complement, union
 from overlapscope.timeline.rows import is_one_of, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
-IDLE_CAUSES: Final = tuple(cause_table.IDLE_CAUSES)
-"""Names of the causes; their table says what each is."""
+IDLE_CAUSES: Final = tuple(name for name in cause_table.IDLE_CAUSES if name != cause_table.WAITED_FOR_CORE)
+"""Names of the causes that a graph knows; their table says what each is."""
 LAUNCH_BOUND, BLOCKED_HOST, DRAINED, LAUNCH_LATENCY, DEVICE_WAIT, GRAPH_GAP, START_OF_RECORDING, UNKNOWN = range(8)
 BLOCKERS: Final = ("none", "call", "poll", "data_loading", "garbage_collection")
 NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)

@@ -4,7 +4,8 @@ It is followed backwards from the end of the step: from each moment to what boun
 that arrived last, on aligned clocks. So wait time is not on the path; what the other ranks waited for is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from statistics import median_low
 from typing import Final, Literal
 
@@ -34,11 +35,12 @@ from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
 from overlapscope.analysis.graph.walk import COMPUTE, COPY, LATENCY, MATCHED, PARTS, UNMATCHED, Path, critical_path
+from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces, pieces_within
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import COMM, Codes, Ints, Small, size
+from overlapscope.timeline.columns import COMM, NONE, Codes, Ints, Small, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_STEPS: Final = 11
 """Steps whose path is followed; of more steps, a selection from the shortest to the longest."""
@@ -86,11 +88,12 @@ def summed_paths(
 ) -> CriticalPath:  # fmt: skip
     """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
+    pieces = cache(lambda rank: operation_pieces(run.ranks[rank]))
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path, cross_rank.clocks, pauses) for path in found.paths],
+        steps=[_summed(run, path, cross_rank.clocks, pauses, pieces) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -269,8 +272,11 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
     return [by_length[at] for at in sorted(chosen | {usual[(len(usual) - 1) // 2]})]
 
 
-def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, HostPauses]) -> StepPath:
-    """Sum the segments of a path."""
+def _summed(
+    run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, HostPauses],
+    pieces: Callable[[int], OperationPieces | None],
+) -> StepPath:  # fmt: skip
+    """Sum the segments of a path; `pieces` returns in which operations a rank computed."""
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
@@ -289,7 +295,7 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, H
             waited_ns += _within(pauses[rank].waited_for_core, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names = run.ranks[rank].names
-        for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):
+        for (at, code), ns, count in _totals(*_in_operations(run.ranks[rank], take(segments, own), clocks, pieces)):
             key = PARTS[at], names[code]
             before = operations.get(key, (0, 0))
             operations[key] = before[0] + ns, before[1] + count
@@ -311,6 +317,25 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, H
         without_work_ns={str(rank): total for rank, total in sorted(without_work.items()) if total},
         stood_still_ns=stood_still_ns,
         waited_for_core_ns=waited_ns,
+    )
+
+
+def _in_operations(
+    timeline: RankTimeline, segments: Segments, clocks: Clocks, pieces: Callable[[int], OperationPieces | None]
+) -> tuple[Small, Codes, Ints]:
+    """Return the part, name and length of each of a rank's segments; of what a host computes in those of the innermost
+    operations, as its compute spans are unions of them."""
+    part, name, length = segments.part, segments.name, segments.end_ns - segments.start_ns
+    own = pieces(timeline.rank) if (part == COMPUTE).any() else None
+    if own is None:
+        return part, name, length
+    computes = (part == COMPUTE) & (segments.row != NONE)
+    start, end = (clocks.own_ns(timeline.rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns))
+    inside = pieces_within(own, timeline.spans.lane[segments.row[computes]], start, end)
+    return (
+        np.concatenate([part[~computes], np.full(size(inside), COMPUTE, np.int8)]),
+        np.concatenate([name[~computes], inside.name]),
+        np.concatenate([length[~computes], inside.end_ns - inside.start_ns]),
     )
 
 

@@ -178,7 +178,10 @@ def _among_ranks(run: Run, waits: Mapping[int, CoreWait], much: Sequence[int]) -
             f"time, so that a core for each rank is not enough"
         )
     on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
+    cores = {each.cores for each in waits.values()}
+    fewer = _alone_on_a_host(run, waits) and len(cores) == 1 and 0 < len(next(iter(cores)) or ()) < len(waits)
     bind = f"{'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
+    bind = "more cores are needed, or fewer ranks" if fewer else bind
     return f"{what}{'' if full else f'; {bind}'}", evidence
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.ingest.build.trace_columns import Mask, Ranges, matching
-from overlapscope.timeline.columns import NONE, Annotations, Codes, Ints
+from overlapscope.timeline.columns import NONE, Annotations, Codes, HostSpans, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
 from overlapscope.timeline.names import NameTable, rows_named
 from overlapscope.timeline.rows import sort_order, unique, values_in
@@ -58,7 +58,9 @@ def nested_order(lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     return order
 
 
-def innermost_range(ranges: Ranges | Annotations, at_lanes: Ints, at: Ints, chosen: Mask | None = None) -> Ints:
+def innermost_range(
+    ranges: Ranges | Annotations | HostSpans, at_lanes: Ints, at: Ints, chosen: Mask | None = None
+) -> Ints:
     """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
 
     Innermost is the range that started last; of those that started together, the shortest. Ranges need not be

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
 
+from msgspec.structs import replace
+
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     NO_CAUSES,
@@ -29,6 +31,7 @@ from overlapscope.analysis.result import (
     WithoutOutliers,
     causes_of_all_steps,
     slowed_by_communication,
+    usual_causes,
     without_outliers,
 )
 from overlapscope.display import list_some
@@ -331,8 +334,8 @@ def _causes(analysis: Analysis) -> str:
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
     So do those of transfers, where all calls are split.
-    The last column divides what all complete steps exposed: where a few hold most of the waiting, a median step does
-    not show it.
+    Shares are of what all complete steps exposed, without outliers: where a few steps hold most of the waiting, a
+    median one does not show it.
     """
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
@@ -340,14 +343,15 @@ def _causes(analysis: Analysis) -> str:
     cost = analysis.throughput
     hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
     price = cost.price_per_gpu_hour if cost and hours else None
-    every = causes_of_all_steps(analysis)
-    columns = ["why exposed", f"ms a {head.window}", "share", *["of all steps"] * bool(every)]
+    every, whole = usual_causes(analysis), causes_of_all_steps(analysis)
+    of_steps = "of all steps" if every == whole else "of steps but outliers"
+    columns = ["why exposed", f"ms a {head.window}", of_steps if every else "share"]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
 
     def row(label: str, *causes: str) -> list[str]:
         ns, taken = (sum(of.get(each, 0) for each in causes) for of in (head.causes, hours))
-        cells = [label, ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
-        cells += [percent(sum(every[each] for each in causes) / every.total())] if every else []
+        share = sum(every[each] for each in causes) / every.total() if every else ns / (head.exposed_comm_ns or 1)
+        cells = [label, ms(ns), percent(share)]
         cells += [f"{taken:,.1f}"] if hours else []
         return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
 
@@ -553,7 +557,7 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]
         )
-        text.append("  longest operations: " + ", ".join(named))
+        text += [f"  {line}" for line in fill(f"longest operations: {', '.join(named)}", MAX_WIDTH - 2).split("\n")]
     others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
     if others:
         latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
@@ -579,9 +583,11 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
     ]
     inside = [
         (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
-        for each in stretches(loss.chain.chain, brief=True)
-        if each.end_ns > loss.start_ns
-    ]
+        for each in stretches(
+            [replace(link, start_ns=max(link.start_ns, loss.start_ns)) for link in loss.chain.chain
+             if link.end_ns > loss.start_ns], brief=True
+        )
+    ]  # fmt: skip
     worth = sorted((each[0] for each in inside), reverse=True)[:MOST_LINKS]
     shown = [each for each in inside if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]
     cells = aligned([[ms(ns), "ms", f"rank {rank}"] for ns, rank, _, _ in shown], left=0) if shown else ()

@@ -174,15 +174,17 @@ def _words(links: Sequence[Link], *, brief: bool) -> str:
     longest = max(work, key=lambda each: each.end_ns - each.start_ns)
     if len(work) == 1:
         return link_words(work[0], brief=brief)
-    name = _named(longest.what, longest.op, brief=brief)
-    return f"{len(work)} pieces of work on its stream or thread, the longest {name}"
+    pieces = f"{len(work)} pieces of work on its stream or thread"
+    if not (longest.what or longest.op):
+        return pieces
+    return f"{pieces}, the longest {_named(longest.what, longest.op, brief=brief)}"
 
 
 def link_words(each: Link, *, brief: bool = False) -> str:
     """Return what the time of a link is, in one line."""
     words = _WORDS.get(each.kind, each.kind + " {what}").format(what=_named(each.what, each.op, brief=brief))
     if each.what is None:  # a CPU run records no calls
-        words = "launched" if each.kind == "launch" else "host"
+        words = "launched" if each.kind == "launch" else "what its thread did before"
     elif each.kind == "host":
         last = _named(each.what, each.op, brief=brief)
         words = f"host: {last}"

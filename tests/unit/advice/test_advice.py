@@ -463,7 +463,7 @@ def test_what_may_be_waiting_is_recorded_anew_with_what_it_lacks_only(
 def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing_for_longer() -> None:
     run = recorded(ONE)
     analysis = analyze(run)
-    for idle_ns, said in ((10**6, "Largest recorded loss: "), (10**12, "")):
+    for idle_ns, said in ((10**6, "Largest loss outside compute: "), (10**12, "")):
         head = replace(analysis.headline, idle_ns=idle_ns, exposed_comm_ns=10**8)
         given = RuleInput.of(run, replace(analysis, headline=head), match_and_align(run))
         named = largest_loss(given, [])

@@ -100,7 +100,7 @@ def test_a_terminal_shows_one_screen_and_is_left_as_it_was() -> None:
         reader.join(PATIENCE_S)
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     assert "28.093 ms of a 140.533 ms step is exposed communication (20.1 %)" in text
-    assert "Largest recorded loss: 28.1 ms" in text
+    assert "Largest loss outside compute: 28.1 ms" in text
     assert "Traceback" not in text
     assert text.rstrip().endswith("overlapscope analyze: interrupted")
     assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l"), "the cursor is back"

@@ -393,7 +393,7 @@ def test_bands_are_shares_of_the_path_also_where_a_wait_is_recorded_later_than_i
         bands={"compute": (40, 120), "host": (-20, 10)},
     )  # fmt: skip
     run = Run(world_size=1, ranks={0: rank_of(0, [], [])})
-    assert _summed(run, path, Clocks(), {}).bands == {"compute": (40, 100), "host": (0, 10)}
+    assert _summed(run, path, Clocks(), {}, lambda _: None).bands == {"compute": (40, 100), "host": (0, 10)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Find operations of a CPU run that take longer in most steps than in the fastest one, though they are as many."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import Finding, format_ms
+from overlapscope.analysis.per_rank.host_operations import StepOperations
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import Floats, Ints
+
+FEWEST: Final = 4
+"""Steps: of fewer it is chance which of them was the fastest."""
+SLOWER: Final = 1.25
+"""The median step takes at least so many times as long in the operation as the fastest. A choice: cores of one machine
+differ by less, and so do steps of a sound job."""
+WORTH: Final = 0.05
+"""What the median step takes longer is at least this share of it."""
+MOST_NAMED: Final = 3
+
+
+class _Slow(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation in all steps with as many of its calls; times are means over ranks, in ns a step."""
+
+    name: str
+    calls: float
+    usual_ns: float
+    least_ns: float
+    fastest: int
+    """Number of the step that took least."""
+
+    @property
+    def longer_ns(self) -> float:
+        return self.usual_ns - self.least_ns
+
+
+def slow_operations(of_ranks: Mapping[int, StepOperations], step_ns: float | None) -> list[Finding]:
+    """Return at most one finding; `step_ns` is the length of a median step of the job.
+
+    Steps count that all ranks recorded. What the operations computed is not compared, only how many they were.
+    """
+    steps = sorted(set.intersection(*({*each.steps} for each in of_ranks.values()))) if of_ranks else []
+    if len(steps) < FEWEST or not step_ns:
+        return []
+    own = [_by_name(each, steps) for each in of_ranks.values()]
+    names = set().union(*own)
+    found = [slow for name in sorted(names) if (slow := _slow(name, steps, own)) is not None]
+    slowest = sorted((each for each in found if each.longer_ns >= WORTH * step_ns), key=lambda each: -each.longer_ns)
+    if not slowest:
+        return []
+    named = [
+        f"{each.name} {format_ms(each.usual_ns)} in the median, {format_ms(each.least_ns)} in step {each.fastest} "
+        f"({each.calls:,.0f} calls)"
+        for each in slowest
+    ]
+    return [
+        Finding(
+            id="slow_operations",
+            severity="warning",
+            title="operations take longer in most steps than in the fastest, with as many calls: "
+            f"{list_some(named, MOST_NAMED)}; they had more to do in them, or cores or memory were slower",
+            evidence={
+                "operations": [
+                    {"name": each.name, "calls": each.calls, "usual_ns": round(each.usual_ns),
+                     "least_ns": round(each.least_ns), "fastest_step": each.fastest}
+                    for each in slowest
+                ],
+                "lost_ns": round(sum(each.longer_ns for each in slowest)),
+            },
+            known_from="trace",
+        )
+    ]  # fmt: skip
+
+
+def _by_name(own: StepOperations, steps: list[int]) -> dict[str, tuple[Ints, Ints]]:
+    """Return the time and the calls of each name in these steps."""
+    at = [own.steps.index(step) for step in steps]
+    return {name: (own.own_ns[row, at], own.calls[row, at]) for row, name in enumerate(own.names)}
+
+
+def _slow(name: str, steps: list[int], ranks: list[dict[str, tuple[Ints, Ints]]]) -> _Slow | None:
+    """Return how long the operation takes, if it takes longer in most of the steps that make as many calls of it."""
+    nothing = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+    times, calls = (np.array(each) for each in zip(*(own.get(name, nothing) for own in ranks), strict=True))
+    usual = np.median(calls, axis=1)[:, None]
+    alike = np.flatnonzero((calls == usual).all(axis=0))
+    if alike.size < FEWEST:
+        return None
+    took: Floats = times[:, alike].mean(axis=0)
+    at = int(took.argmin())
+    least_ns, usual_ns = float(took[at]), float(np.median(took))
+    if usual_ns < SLOWER * least_ns:
+        return None
+    return _Slow(
+        name=name, calls=fmean(usual.ravel().tolist()), usual_ns=usual_ns, least_ns=least_ns, fastest=steps[alike[at]]
+    )

@@ -1,0 +1,110 @@
+"""Find in which operation each thread of a CPU run was while it computed: the innermost one at each moment.
+
+The compute spans of such a run are unions of operations, which have no common name.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.timeline.columns import COMPUTE, OPERATION, Codes, Columns, Ints, concat, make, take
+from overlapscope.timeline.intervals import Intervals, parts_inside, union
+from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.rows import sum_by, unique, values_in
+from overlapscope.timeline.run import RankTimeline
+
+
+class OperationPieces(Columns, frozen=True, kw_only=True):
+    """Stretches of computation in one operation each, by lane and then in order of time; on the rank's own clock."""
+
+    lane: Ints
+    name: Codes
+    """Of the innermost operation, as a code of the rank's names."""
+    start_ns: Ints
+    end_ns: Ints
+
+
+class StepOperations(msgspec.Struct, frozen=True, kw_only=True):
+    """What each complete step of a rank spent in each operation, without those that it encloses."""
+
+    steps: tuple[int, ...]
+    names: tuple[str, ...]
+    own_ns: Ints
+    """By name and step."""
+    calls: Ints
+    """How many of each name began in each step."""
+
+
+def operation_pieces(timeline: RankTimeline) -> OperationPieces | None:
+    """Return in which operation each thread was while it computed; None with a device, and without host events.
+
+    Raises HostEventsError.
+    """
+    if timeline.has_device or not timeline.has_host_events:
+        return None
+    spans = timeline.spans
+    computes = spans.kind == COMPUTE
+    host = select_host_spans(timeline.host, (OPERATION,))
+    found = []
+    for lane in values_in(spans.lane[computes]).tolist():
+        own, calls = computes & (spans.lane == lane), host.lane == lane
+        computed = union((spans.start_ns[own], spans.end_ns[own]))
+        moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
+        row = innermost_range(host, np.full(moments.size, lane, np.int64), moments, calls)
+        at = np.flatnonzero(row[:-1] != NOWHERE)
+        parts, piece = parts_inside(Intervals(moments[at], moments[at + 1]), computed)
+        found.append(_pieces(lane, host.name[row[at[piece]]], parts))
+    return concat(found) if found else None
+
+
+def pieces_within(pieces: OperationPieces, lane: Ints, start_ns: Ints, end_ns: Ints) -> OperationPieces:
+    """Return the parts of the pieces that lie inside intervals, each on a lane; those of one lane do not overlap."""
+    found = []
+    for each in values_in(lane).tolist():
+        mine, own = lane == each, take(pieces, pieces.lane == each)
+        inside = union((start_ns[mine], end_ns[mine]))
+        parts, piece = parts_inside(Intervals(own.start_ns, own.end_ns), inside)
+        found.append(_pieces(each, own.name[piece], parts))
+    return concat(found) if found else take(pieces, np.zeros(0, np.int64))
+
+
+def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> StepOperations | None:
+    """Return what the complete steps of a rank spent in each operation; None where that was not recorded.
+
+    A step counts with what computed inside its window. Raises HostEventsError.
+    """
+    complete = sorted((each.window, each.step) for each in windows if each.complete and each.window)
+    pieces = operation_pieces(timeline) if complete else None
+    if pieces is None:
+        return None
+    begin, end = np.array([window for window, _ in complete], np.int64).T
+    step = np.searchsorted(begin, pieces.start_ns, side="right") - 1
+    inside = (step >= 0) & (pieces.start_ns < end[step])
+    codes, name = np.unique(pieces.name[inside], return_inverse=True)
+    at = name.ravel() * begin.size + step[inside]
+    own_ns = sum_by(at, (pieces.end_ns - pieces.start_ns)[inside], codes.size * begin.size)
+    return StepOperations(
+        steps=tuple(number for _, number in complete),
+        names=tuple(timeline.names[code] for code in codes.tolist()),
+        own_ns=own_ns.reshape(codes.size, begin.size),
+        calls=_calls(timeline, codes, begin, end),
+    )
+
+
+def _calls(timeline: RankTimeline, codes: Codes, begin: Ints, end: Ints) -> Ints:
+    """Return how many operations of these names began in each window."""
+    if not codes.size:
+        return np.zeros((0, begin.size), np.int64)
+    host = select_host_spans(timeline.host, (OPERATION,))
+    step = np.searchsorted(begin, host.start_ns, side="right") - 1
+    name = np.minimum(np.searchsorted(codes, host.name), codes.size - 1)
+    counted = (step >= 0) & (host.start_ns < end[step]) & (codes[name] == host.name)
+    at = name[counted] * begin.size + step[counted]
+    return np.bincount(at, minlength=codes.size * begin.size).astype(np.int64).reshape(codes.size, begin.size)
+
+
+def _pieces(lane: int, name: Codes, when: Intervals) -> OperationPieces:
+    return make(OperationPieces, name.size, lane=lane, name=name, start_ns=when.starts, end_ns=when.ends)
