@@ -41,6 +41,7 @@ from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.host_operations import same_inputs
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
@@ -112,7 +113,11 @@ def analyze(
     head = headline(rank_windows(ranks, alone), cross_rank)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
-        *slow_operations({rank: own.operations for rank, own in alone.items() if own.operations}, head.step_ns),
+        *slow_operations(
+            {rank: own.operations for rank, own in alone.items() if own.operations},
+            head.step_ns,
+            same_inputs=all(map(same_inputs, run.ranks.values())),
+        ),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),

@@ -122,6 +122,9 @@ class Steps(Columns, frozen=True, kw_only=True):
     end_ns: Ints
     cut: Flags
     """True if the step is known not to be recorded completely."""
+    input_elements: Ints
+    """Sum of the sizes of all inputs of the operations that began in the step, in elements, nested ones included: where
+    no device computes and shapes were recorded; else NONE. Steps that do the same work have the same."""
 
 
 class Lanes(Columns, frozen=True, kw_only=True):

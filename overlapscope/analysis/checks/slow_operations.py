@@ -37,10 +37,13 @@ class _Slow(msgspec.Struct, frozen=True, kw_only=True):
         return self.usual_ns - self.least_ns
 
 
-def slow_operations(of_ranks: Mapping[int, StepOperations], step_ns: float | None) -> list[Finding]:
-    """Return at most one finding; `step_ns` is the length of a median step of the job.
+def slow_operations(
+    of_ranks: Mapping[int, StepOperations], step_ns: float | None, *, same_inputs: bool = False
+) -> list[Finding]:
+    """Return at most one finding; `step_ns` is the length of a median step of the job, `same_inputs` says that all
+    steps are known to compute as much.
 
-    Steps count that all ranks recorded. What the operations computed is not compared, only how many they were.
+    Steps count that all ranks recorded. Else it is compared only how many operations they made.
     """
     steps = sorted(set.intersection(*({*each.steps} for each in of_ranks.values()))) if of_ranks else []
     if len(steps) < FEWEST or not step_ns:
@@ -56,12 +59,13 @@ def slow_operations(of_ranks: Mapping[int, StepOperations], step_ns: float | Non
         f"({each.calls:,.0f} calls)"
         for each in slowest
     ]
+    had_more = "" if same_inputs else "they had more to do in them, or "
     return [
         Finding(
             id="slow_operations",
             severity="warning",
             title="operations take longer in most steps than in the fastest, with as many calls: "
-            f"{list_some(named, MOST_NAMED)}; they had more to do in them, or cores or memory were slower",
+            f"{list_some(named, MOST_NAMED)}; {had_more}cores or memory were slower",
             evidence={
                 "operations": [
                     {"name": each.name, "calls": each.calls, "usual_ns": round(each.usual_ns),

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
-from overlapscope.timeline.columns import COMPUTE, OPERATION, Codes, Columns, Ints, concat, make, take
+from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Codes, Columns, Ints, concat, make, take
 from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sum_by, unique, values_in
@@ -92,6 +92,14 @@ def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> St
         own_ns=own_ns.reshape(codes.size, begin.size),
         calls=_calls(timeline, codes, begin, end),
     )
+
+
+def same_inputs(timeline: RankTimeline) -> bool:
+    """Return whether the operations of all complete steps are known to have been given as much, so that they had the
+    same to do."""
+    steps = timeline.steps
+    sizes = steps.input_elements[~steps.cut]
+    return bool(sizes.size > 1 and sizes[0] != NONE and (sizes == sizes[0]).all())
 
 
 def _calls(timeline: RankTimeline, codes: Codes, begin: Ints, end: Ints) -> Ints:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
+from overlapscope.analysis.per_rank.host_operations import same_inputs
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import Ints
@@ -30,9 +31,11 @@ BY_ACCOUNT: Final = (
 )  # fmt: skip
 BY_TRACE: Final = (
     "inside operations that take less in other steps",
-    "they had more to do in them, slept, or a core or a lock was taken from them",
+    "they had more to do in them, slept, touched fresh memory, or a core or a lock was taken from them",
 )
 """How that is known, and what it may be."""
+SAME_INPUTS: Final = "they slept, touched fresh memory, or a core or a lock was taken from them"
+"""Of a trace that shows that all steps compute as much."""
 
 
 class _Still(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +97,8 @@ def standing_still(
     others = f", the others for at most {format_ms(max(rest))} in the mean" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
     how, why = BY_ACCOUNT if accounted else BY_TRACE
+    if not accounted and all(same_inputs(run.ranks[rank]) for rank in much):
+        why = SAME_INPUTS
     return [
         Finding(
             id="standing_still",

@@ -5,16 +5,14 @@ rank did longer than the median of its peers. More compute is explained from the
 capture's records, named ranges, and the first launch of a step. `HELD_BY` holds the text of each cause.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.stragglers.compared_operations import by_sizes, more_operations, same_operations
 from overlapscope.analysis.stragglers.core_waits import waits_on_their_own
 from overlapscope.analysis.stragglers.host_cause import (
     SHARED_CORES,
@@ -26,11 +24,9 @@ from overlapscope.analysis.stragglers.host_cause import (
     recording_cost,
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
-from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import NONE, OPERATION, Floats, HostSpans, Ints, make
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
-from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.rows import ascending, sort_order
+from overlapscope.timeline.rows import ascending
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -43,9 +39,6 @@ SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
-LONG_ONES, ALIKE = 2.0, 0.2
-"""Operations that a rank ran more are its longest if they took so many times as long as any of its peers, and the
-others together what those of a peer took, but for this share: no core is so much slower for these alone."""
 OFTENER: Final = 2.0
 """A rank pauses for a reason of its own from this many times its peers' median."""
 AT_ONCE_NS: Final = 50_000
@@ -94,28 +87,15 @@ def find_straggler_cause(
         # Else the operating system's scheduler made it late, and may choose another rank next.
         return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
     outside = idle > MOST * lead_ns  # of what is recorded as computing
-    if cause == "more_work" and (outside or _same_operations(rank, compared_peers(late), run)):
+    if cause == "more_work" and (outside or same_operations(rank, compared_peers(late), run)):
         cause = "host" if outside else "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
+        if cause == "longer_compute":
+            cause, sized = by_sizes(rank, compared_peers(late), run)
+            more |= sized
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        cause, more = _by_compute(rank, compared_peers(late), work, device=run.ranks[rank].has_device)
-        if cause == "longer_compute":
-            in_all_ns = round(more["compute_ns"] - more["peers_compute_ns"])
-            ran = _more_operations(late, run, coverage, min(computed, in_all_ns))
-            cause, more = ("more_work", more | ran) if ran else (cause, more)
-        if cause == "longer_compute":
-            pauses_ns, late_ns = _paused_longer(late, paused)
-            evidence["paused_more_ns"] = pauses_ns
-            longer_ns = more["compute_ns"] - more["peers_compute_ns"]
-            merely = _same_operations(rank, compared_peers(late), run)
-            if merely and (pauses_ns > MOST * longer_ns or late_ns > MOST * lead_ns):
-                cause = "paused"
-            elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
-                cause = None  # as above: others had the cores
-        if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
-            at_once = more["launched_late_ns"] = _launched_late(late)
-            cause = "host" if at_once > MOST * lead_ns else cause
+        cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, computed)
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
         if run.ranks[rank].has_device:
@@ -124,6 +104,35 @@ def find_straggler_cause(
             evidence["before_first_launch_ns"] = more_than_peers(rank, met, waited)
         return _refined("host", rank, run, met, lead_ns, evidence)
     return "unknown", evidence
+
+
+def _of_longer_compute(
+    late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], work: Mapping[int, RankCompute],
+    core_waits: Mapping[int, Intervals], paused: Mapping[int, Intervals], computed_ns: int,
+) -> tuple[str | None, dict[str, Any]]:  # fmt: skip
+    """Return why a rank computed longer than its peers, by `computed_ns` before its late calls, with evidence."""
+    rank, peers = late[0].rank, compared_peers(late)
+    lead_ns = sum(int(each.lead_ns.sum()) for each in late)
+    cause, more = _by_compute(rank, peers, work, device=run.ranks[rank].has_device)
+    if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
+        at_once = more["launched_late_ns"] = _launched_late(late)
+        return ("host" if at_once > MOST * lead_ns else cause), more
+    if cause != "longer_compute":
+        return cause, more
+    longer_ns = more["compute_ns"] - more["peers_compute_ns"]
+    ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
+    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run)
+    more |= sized
+    if cause == "more_work":
+        return cause, more
+    pauses_ns, late_ns = _paused_longer(late, paused)
+    more["paused_more_ns"] = pauses_ns
+    merely = same_operations(rank, peers, run)
+    if merely and (pauses_ns > MOST * longer_ns or late_ns > MOST * lead_ns):
+        return "paused", more
+    if _on_cores_of_others(late, run, work, core_waits, lead_ns):
+        return None, more  # others had the cores
+    return cause, more
 
 
 def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> tuple[int, int]:
@@ -157,7 +166,7 @@ def _on_cores_of_others(
     Over the whole recording: a pause moves what calls lie between two collectives of a thread that runs meanwhile.
     """
     rank, peers = late[0].rank, [each for each in compared_peers(late) if each in work]
-    if not core_waits.keys() >= {rank, *peers} or not _same_operations(rank, peers, run):
+    if not core_waits.keys() >= {rank, *peers} or not same_operations(rank, peers, run):
         return False
     ran_ns = {each: work[each].compute_ns - length(core_waits[each]) for each in (rank, *peers)}
     return ran_ns[rank] - float(np.median([ran_ns[each] for each in peers])) <= MOST * lead_ns
@@ -240,133 +249,6 @@ def _by_compute(
     return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
 
 
-def _same_operations(rank: int, others: Sequence[int], run: Run) -> bool:
-    """Return whether the host ran as many operations of each name as that of a rank that it delayed.
-
-    Then either they were larger or its core was slower. False where operations were not recorded.
-    """
-    mine = _operations(run.ranks[rank]).counts()
-    return bool(mine) and any(_operations(run.ranks[each]).counts() == mine for each in others)
-
-
-def _more_operations(
-    late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], computed_ns: int
-) -> dict[str, Any]:
-    """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took: at
-    least its shortest, or its longest where these are LONG_ONES times as long as any of the ranks that it delayed.
-
-    Empty where that is less than MOST of what it computed longer, in the intervals or in all if that is less, or
-    operations of a rank were not recorded. Operations nest, so those of one name count alone, if they are so much, else
-    those of several names. They are more in the intervals and in the whole recording: calls that queue behind others
-    may divide the same work otherwise, and a rank may have recorded another step.
-    """
-    rank, others = late[0].rank, compared_peers(late)
-    ran = {each: _operations(run.ranks[each]) for each in (rank, *others)}
-    whole = {each: operations.counts() for each, operations in ran.items()}
-    if not all(whole.values()):
-        return {}
-    more: Counter[str] = Counter()
-    for each in late:
-        counts = {
-            member: ran[member].counts(union((begin, end)))
-            for member, begin, end in zip(each.met.ranks, each.met.begin_ns, each.met.end_ns, strict=True)
-        }
-        peers = [own for member, own in counts.items() if member != rank]
-        more.update({name: number - max(own.get(name, 0) for own in peers) for name, number in counts[rank].items()})
-    in_all = {name: whole[rank][name] - max(whole[each].get(name, 0) for each in others) for name in more}
-    number = {name: min(in_intervals, in_all[name]) for name, in_intervals in more.items()}
-    number = {name: count for name, count in number.items() if count > 0}
-    if not number:
-        return {}
-    computing = {each: BusyTime(coverage[each].compute) for each in ran}
-    took: dict[str, int] = {}
-    for name, count in number.items():
-        taken = ran[rank].taken_ns(name, computing[rank])
-        theirs = [ran[other].taken_ns(name, computing[other]) for other in others]
-        of_them = _longest(taken, theirs, in_all[name])
-        took[name] = round(taken[:count].sum() if of_them is None else of_them * count)
-    most = max(took, key=took.__getitem__, default=None)
-    if most is not None and took[most] >= MOST * computed_ns:
-        return {"host_op": most, "operations_more": number[most], "operations_more_ns": min(took[most], computed_ns)}
-    return _of_several_names(ran, rank, number, computing[rank], computed_ns)
-
-
-def _longest(taken: Ints, theirs: Sequence[Ints], number: int) -> float | None:
-    """Return the mean of so many longest operations of a name, where these are what the rank ran more; else None."""
-    usual_ns = float(np.median([each.sum() for each in theirs]))
-    are_longest = (
-        taken[-number] >= LONG_ONES * max(int(each.max(initial=0)) for each in theirs)
-        and abs(taken[:-number].sum() - usual_ns) <= ALIKE * usual_ns
-    )
-    return float(taken[-number:].mean()) if are_longest else None
-
-
-def _of_several_names(
-    ran: Mapping[int, "_Operations"], rank: int, more: Mapping[str, int], computing: BusyTime, computed_ns: int
-) -> dict[str, Any]:
-    """Return the same of operations of several names together, as of an evaluation: of those not inside another one of
-    them, with the name of most of their time."""
-    outer = {each: operations.outermost(set(more)) for each, operations in ran.items()}
-    counts = {each: operations.counts() for each, operations in outer.items()}
-    took: dict[str, int] = {}
-    number = 0
-    for name in counts[rank]:
-        of_name = counts[rank][name] - max(own.get(name, 0) for each, own in counts.items() if each != rank)
-        if (of_name := min(of_name, more[name])) > 0:
-            took[name] = int(outer[rank].taken_ns(name, computing)[:of_name].sum())
-            number += of_name
-    total_ns = min(sum(took.values()), computed_ns)
-    if total_ns < MOST * computed_ns:
-        return {}
-    return {
-        "host_op": max(took, key=took.__getitem__), "operations_more": number, "operations_more_ns": total_ns,
-        "operation_names": len(took),
-    }  # fmt: skip
-
-
-class _Operations(msgspec.Struct, frozen=True, kw_only=True):
-    """The operations that the host of a rank ran."""
-
-    names: tuple[str, ...]
-    name: Ints
-    """Code in `names`."""
-    start_ns: Ints
-    end_ns: Ints
-
-    def counts(self, times: Intervals | None = None) -> dict[str, int]:
-        """Return how many of each name it ran, or began in these times."""
-        name = self.name
-        if times is not None:
-            name = name[BusyTime(times).within(self.start_ns, self.start_ns + 1) > 0]
-        counts = np.bincount(name, minlength=len(self.names))
-        return {self.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
-
-    def outermost(self, names: set[str]) -> "_Operations":
-        """Return those of these names that do not lie inside another one of them, on any thread."""
-        rows = np.flatnonzero(np.isin(self.name, [code for code, name in enumerate(self.names) if name in names]))
-        rows = rows[sort_order(self.start_ns[rows], -self.end_ns[rows])]
-        latest = np.maximum.accumulate(self.end_ns[rows])
-        rows = rows[np.append(True, self.end_ns[rows][1:] > latest[:-1])] if rows.size else rows
-        return replace(self, name=self.name[rows], start_ns=self.start_ns[rows], end_ns=self.end_ns[rows])
-
-    def taken_ns(self, name: str, computing: BusyTime) -> Ints:
-        """Return how long it computed in each operation of a name, the shortest first."""
-        rows = self.name == (self.names.index(name) if name in self.names else NONE)
-        return np.sort(computing.within(self.start_ns[rows], self.end_ns[rows]))
-
-
-def _operations(timeline: RankTimeline) -> _Operations:
-    """Return the operations that the host ran; none where they were not recorded."""
-    try:
-        host = without_functions(timeline.host) if timeline.has_host_events else make(HostSpans, 0)
-    except HostEventsError:
-        host = make(HostSpans, 0)
-    rows = host.kind == OPERATION
-    return _Operations(
-        names=timeline.names, name=host.name[rows], start_ns=host.start_ns[rows], end_ns=host.end_ns[rows]
-    )
-
-
 def _launched_late(late: Sequence[LateArrivals]) -> int:
     """Return the sum of leads of calls that started immediately after the rank's host launched them."""
     total = 0
@@ -399,7 +281,7 @@ def _refined(
     cause: str | None, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
     """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
-    if cause == "slower_compute":
+    if cause == "slower_compute" and run.ranks[rank].has_device:
         peers = sorted({each for group in met for each in group.ranks} - {rank})
         clocks = lowered_clock(rank, peers, run, evidence["slowness"])
         return ("throttled", evidence | clocks) if clocks else (cause, evidence)

@@ -79,6 +79,8 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     launch_end_ns: Ints
     launch_correlation: Ints
     host: Ranges
+    host_elements: Ints = _EMPTY
+    """Number of elements of all inputs of each host range; NONE where it states none. Empty where nobody asked."""
     host_args: Mapping[int, CollectiveArgs] = {}
     """Arguments of host ranges whose name refers to communication, by row."""
     api_calls: Mapping[int, ApiCall] = {}
@@ -105,7 +107,7 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
 _ARRAYS: Final = tuple(
     name
     for name in TraceColumns.__struct_fields__
-    if name.startswith(("device_", "launch_")) and name not in ("device_collectives", "device_notes")
+    if name.startswith(("device_", "launch_", "host_elements")) and name not in ("device_collectives", "device_notes")
 )
 
 

@@ -3,6 +3,7 @@
 Many small values are decoded in one call; where that fails, one by one, so that an unusual value affects only itself.
 """
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -92,6 +93,34 @@ def _blocks_of_grid(grid: object) -> int:
         return NONE
     product: int = grid[0] * grid[1] * grid[2]
     return product if product <= MAX_GRID_BLOCKS else NONE
+
+
+def decode_shapes(text: bytes) -> object:
+    """Return the value of a text of shapes; None of one that is damaged."""
+    try:
+        return msgspec.json.decode(text)
+    except DECODE_ERRORS:
+        return None
+
+
+def elements_of(shapes: object) -> int:
+    """Return the number of elements of all tensors of these shapes, which may nest; NONE of what is no list of shapes.
+
+    An empty shape counts nothing: the profiler writes it for numbers and for inputs that are no tensors, too.
+    """
+    if not isinstance(shapes, list):
+        return NONE
+    total = 0
+    lists = [shapes]
+    while lists:
+        for each in lists.pop():
+            if not isinstance(each, list) or not each:
+                continue
+            if all(isinstance(side, int) and 0 <= side < MAX_GRID_BLOCKS for side in each):
+                total += math.prod(each)
+            else:
+                lists.append(each)
+    return min(total, MAX_GRID_BLOCKS)
 
 
 class NotIntegers(Exception):  # noqa: N818 - a signal to the caller, not an error for anybody

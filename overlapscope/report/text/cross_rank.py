@@ -35,6 +35,7 @@ WORDS: Final[Mapping[str, str]] = {
     "communicated_more_ns": "communicated {} more",
     "idle_more_ns": "idle {} longer than its peers",
     "before_first_launch_ns": "{} of that before the first launch of a step",
+    "input_elements_times": "inputs of its operations {} times as large as its peers'",
     "launched_late_ns": "{} in calls that were launched late",
     "on_core_more_ns": "on a CPU core {} longer",
     "off_core_more_ns": "off the CPU {} longer",
@@ -204,6 +205,9 @@ def _cause(straggler: Straggler) -> str:
         )
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
+    times = evidence.get("input_elements_times")
+    if straggler.held_by == "more_work" and times:
+        words = f"more work (its operations were given {times:.2f} times as many elements as its peers')"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

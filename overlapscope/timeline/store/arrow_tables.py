@@ -29,7 +29,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
 LATER_COLUMNS: Final = frozenset(
-    {"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events"}
+    {"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events", "input_elements"}
 )
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, largest_loss
 from overlapscope.advice.published_effects import published_effects
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -407,3 +408,57 @@ def test_a_graph_that_may_not_answer_leaves_the_bound_of_the_times() -> None:
 def test_the_largest_loss_of_a_cpu_run_is_that_outside_of_compute_which_may_take_longer_than_it_must() -> None:
     run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
     assert fired(run)["exposed_communication"].title.startswith("Largest loss outside compute: 0.59 ms of a 1 ms step")
+
+
+BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))
+"""65 us of communication, and 29 of compute after it."""
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        pytest.param((Kernel(start=0, end=901), *BESIDE), "; 93 % of the step is compute", id="nearly all of it"),
+        pytest.param(
+            (Kernel(start=0, end=901), Sent(start=100, end=700, launch=2), *BESIDE), "; 93 % of the step is compute",
+            id="some of it beside communication",
+        ),
+        pytest.param((Kernel(start=0, end=751), *BESIDE), None, id="less than four fifths of it"),
+        pytest.param(
+            (Kernel(start=0, end=870), Sent(start=870, end=975, launch=5), Kernel(start=975, end=1000)), None,
+            id="more than a tenth is exposed",
+        ),
+    ],
+)  # fmt: skip
+def test_where_little_communication_is_exposed_it_is_said_that_the_step_is_compute(
+    items: Sequence[Kernel | Sent], said: str | None
+) -> None:
+    for run in (always(*items), on_cores(always(*items))):
+        title = fired(run)["exposed_communication"].title
+        assert title.endswith(said or "the next compute waited for it")
+        assert ("is compute" in title) is (said is not None)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "alone", "beside", "said"),
+    [
+        pytest.param(100, 800, 0, "; 80 % of the step is compute", id="a tenth, and four fifths"),
+        pytest.param(100, 300, 500, "; 80 % of the step is compute", id="most of it beside communication"),
+        pytest.param(101, 800, 0, "", id="more than a tenth"),
+        pytest.param(100, 799, 0, "", id="less than four fifths"),
+        pytest.param(60, None, None, "", id="compute is not known"),
+    ],
+)
+def test_from_a_tenth_of_the_step_on_communication_decides_too(
+    exposed: int, alone: int | None, beside: int | None, said: str
+) -> None:
+    run = always(Kernel(start=0, end=901), *BESIDE)
+    analysis = analyze(run)
+    head = replace(
+        analysis.headline, step_ns=1000 * MS, exposed_comm_ns=exposed * MS, idle_ns=0, causes={"queued": exposed * MS},
+        compute_only_ns=None if alone is None else alone * MS, overlapped_ns=None if beside is None else beside * MS,
+    )  # fmt: skip
+    ranks = [replace(each, steps=[replace(step, causes={}) for step in each.steps]) for each in analysis.ranks]
+    given_ = RuleInput.of(run, replace(analysis, headline=head, ranks=ranks), match_and_align(run))
+    named = largest_loss(given_, [])
+    assert named
+    assert named.title.endswith(f"queued behind another collective{said}")

@@ -7,6 +7,7 @@ does not decode as it was cut (the others may have cut elsewhere), a process was
 a changed one, or a share does not begin where the previous one ended. So the result is always that of one process.
 """
 
+import re
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -31,6 +32,14 @@ DECODING: Final = 0.94
 """Part of the time of one process that is divided among several ..."""
 DECODING_GZIP: Final = 0.86
 """... and of a compressed file, which each must decompress."""
+
+
+NO_DEVICES: Final = re.compile(rb'"deviceProperties"\s*:\s*\[\s*\]')
+
+
+def states_no_device(head: bytes) -> bool:
+    """Return whether the text before the events says that no device was there: its operations compute themselves."""
+    return NO_DEVICES.search(head) is not None
 
 
 class EventFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +101,7 @@ class _Share(msgspec.Struct, kw_only=True):
                 self.begun = self.passed
             if self.end is not None and stream.consumed >= self.end:
                 raise _EndOfShare
+            self.collector.sizes = states_no_device(chunks.head)
             taken = self.begun is None or self.collector.take(array)
             if self.end is not None and not taken:
                 raise _NotShared
@@ -141,6 +151,7 @@ def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), display_path(path))
     share.read(stream, chunks)
+    share.collector.sizes = states_no_device(chunks.head)
     tail, closed = share.collector.add_last(chunks.tail, is_array=chunks.is_array)
     return EventFile(
         columns=share.collector.columns(),

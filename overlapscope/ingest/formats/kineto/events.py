@@ -37,7 +37,14 @@ from overlapscope.ingest.formats.kineto.decoding import (
     decoded_any,
     move_modules,
 )
-from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, correlation_ids, decode_args, grid_blocks
+from overlapscope.ingest.parsing.json_values import (
+    DECODE_ERRORS,
+    correlation_ids,
+    decode_args,
+    decode_shapes,
+    elements_of,
+    grid_blocks,
+)
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.timeline.columns import (
     ANNOTATION,
@@ -107,14 +114,18 @@ class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
     `speaks_of_comm(name)` selects the host ranges whose arguments are kept. Of those named `tensors_of` only shapes and
-    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks.
+    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks. Where `sizes` is
+    set, so are the sizes of the inputs of all host ranges.
     """
+
+    sizes: bool = False
 
     def __init__(
         self, speaks_of_comm: Callable[[str], bool], *, tensors_of: str | None = None, stacks: bool = False
     ) -> None:
         self._speaks, self._tensors_of, self._stacks = speaks_of_comm, tensors_of, stacks
         self._tensors: dict[tuple[bytes, bytes], CollectiveArgs] = {}
+        self._elements: dict[bytes, int] = {b"": NONE}
         self._has_tensors = np.empty(0, np.bool_)
         self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
@@ -222,6 +233,8 @@ class EventCollector:
         elif sort == HOST:
             self._tables[sort].add(is_annotation=_are_annotations(events))
             self._add_host_args(first, events, names)
+            if self.sizes:
+                self._tables[HOST].add(elements=self._input_elements(events))
 
     def _add_device_args(self, first: int, events: list[CompleteEvent]) -> None:
         args = decode_args([event.args for event in events], _DeviceArgs)
@@ -251,6 +264,16 @@ class EventCollector:
             raws = [events[row].args for row in shaped]
             shared = map(self._shared, decode_args(raws, _TensorArgs), raws)
             self._host_args.update(zip((first + row for row in shaped), shared, strict=True))
+
+    def _input_elements(self, events: list[CompleteEvent]) -> Ints:
+        """Return the number of elements of all inputs of each event; NONE where no shapes were recorded."""
+        known, found = self._elements, []
+        for each in decode_args([event.args for event in events], _TensorArgs):
+            text = bytes(each.input_dims)
+            if text not in known:
+                known[text] = elements_of(decode_shapes(text))
+            found.append(known[text])
+        return np.array(found, np.int64)
 
     def _shared(self, text: _TensorArgs, raw: msgspec.Raw) -> CollectiveArgs:
         """Return shapes and types of these arguments: the same value for the same texts."""
@@ -346,6 +369,7 @@ class EventCollector:
             launch_start_ns=launch.joined("start"),
             launch_end_ns=launch.joined("end"),
             launch_correlation=launch.joined("correlation"),
+            host_elements=self._tables[HOST].joined("elements"),
             host=self._ranges(HOST),
             host_args=self._host_args,
             device_notes=self._ranges(NOTE),

@@ -26,7 +26,8 @@ from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.formats.kineto.transfers import inside, with_transfers
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.timeline.columns import NONE, shift
+from overlapscope.timeline.columns import NONE, Ints, Steps, shift
+from overlapscope.timeline.rows import sum_by, unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 
@@ -114,6 +115,20 @@ def _device_timeline(
     return replace(built, notes=(*warnings, *built.notes))
 
 
+def _input_elements(columns: TraceColumns, steps: Steps, base_ns: int) -> Ints:
+    """Return the elements of all inputs of the operations that began in each step; NONE where none has shapes."""
+    elements = columns.host_elements
+    rows = np.flatnonzero(elements != NONE)
+    start = columns.host.start_ns[rows] + base_ns
+    step = np.searchsorted(steps.start_ns, start, side="right") - 1
+    inside = step >= 0
+    inside[inside] = start[inside] < steps.end_ns[step[inside]]
+    found = np.full(steps.step.size, NONE)
+    at = unique(step[inside])
+    found[at] = sum_by(step[inside], elements[rows][inside], steps.step.size)[at]
+    return found
+
+
 def _cpu_timeline(
     columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
 ) -> BuiltTimeline:
@@ -123,6 +138,7 @@ def _cpu_timeline(
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
     steps, warnings = host_steps(columns.host, columns.names.to_list(), base)
+    steps = replace(steps, input_elements=_input_elements(columns, steps, base))
     start_ns, launch_ns = spans.start_ns + base, shift(spans.launch_ns, base)
     step = step_at(steps, np.where(launch_ns == NONE, start_ns, launch_ns))
     spans = replace(spans, start_ns=start_ns, end_ns=spans.end_ns + base, launch_ns=launch_ns, step=step)

@@ -278,3 +278,53 @@ def test_of_many_groups_of_ranks_by_cores_those_that_wait_longest_are_said() -> 
     (shared,) = waits_for_cores(replace(run, world_size=len(cores), ranks=ranks))
     assert "ranks 0, 1 share core 0 (50.0 %)" in shared.title
     assert "rank 4 has core 3 (50.0 %), 1 more group of ranks, which waits less or as long, has others" in shared.title
+
+
+FEWER, BIND = "; more cores are needed, or fewer ranks", "; set OMP_NUM_THREADS and bind each rank to its own cores"
+
+
+@pytest.mark.parametrize(
+    ("cores", "hosts", "missing", "said"),
+    [
+        pytest.param({rank: [0] for rank in range(RANKS)}, (), 0, FEWER, id="one core for all"),
+        pytest.param({rank: list(range(RANKS - 1)) for rank in range(RANKS)}, (), 0, FEWER, id="one less than ranks"),
+        pytest.param(EVERY, (), 0, BIND, id="as many as ranks"),
+        pytest.param({rank: [rank % 2, 2] for rank in range(RANKS)}, (), 0, BIND, id="other cores for each"),
+        pytest.param({}, (), 0, BIND, id="cores unknown"),
+        pytest.param({rank: [] for rank in range(RANKS)}, (), 0, BIND, id="no cores"),
+        pytest.param({rank: [0] for rank in range(RANKS)}, (), 1, BIND, id="a rank was not recorded"),
+        pytest.param(
+            {rank: [0] for rank in range(RANKS)}, [f"node{rank % 2}" for rank in range(RANKS)], 0, BIND, id="two hosts"
+        ),
+    ],
+)
+def test_who_has_fewer_cores_than_ranks_is_not_told_to_bind_them(
+    cores: Mapping[int, object], hosts: Sequence[str], missing: int, said: str
+) -> None:
+    (shared,) = found([0.3] * RANKS, [0.1] * RANKS, cores, hosts, missing)
+    assert shared.id == "shared_cores"
+    assert shared.title.endswith(said)
+    assert (FEWER in shared.title, BIND in shared.title) == (said == FEWER, said == BIND)
+
+
+def test_of_ranks_that_compute_on_one_thread_binding_alone_is_said_and_nothing_of_threads_where_cores_are_few() -> None:
+    for cores, said in ((EVERY, "; bind each rank to its own cores"), ({rank: [0] for rank in range(RANKS)}, FEWER)):
+        run = recorded([0.3] * RANKS, [0.29] * RANKS, cores)
+        ranks = {
+            rank: replace(each, recorded={"settings": {
+                "host": "node1", "cores": cores[rank], "environment": {"OMP_NUM_THREADS": "1"}
+            }})
+            for rank, each in run.ranks.items()
+        }  # fmt: skip
+        (shared,) = waits_for_cores(replace(run, ranks=ranks))
+        assert shared.title.endswith(said)
+        assert "OMP_NUM_THREADS" not in shared.title
+
+
+def test_where_a_control_group_stopped_threads_more_cores_are_not_said_to_help() -> None:
+    run = recorded([0.3] * RANKS, [0.1] * RANKS, {rank: [0] for rank in range(RANKS)})
+    throttled = [("cpu_throttled_us", step * STEP_NS, step, 5.0 * step) for step in range(STEPS)]
+    kept = [("thread_queue_ns", step * STEP_NS, step, 0.3 * step * STEP_NS) for step in range(STEPS)]
+    stopped = with_readings(run, {0: [*kept, *throttled]}, settings={"host": "node1", "cores": [0]})
+    assert waits_for_cores(run)[0].title.endswith(FEWER)
+    assert waits_for_cores(stopped)[0].title.endswith(BIND)

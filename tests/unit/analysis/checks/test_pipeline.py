@@ -7,9 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import _held_ns, analyze
-from overlapscope.analysis.checks.pipeline import _stages, ideal_bubble_ns, uneven_stages
+from overlapscope.analysis.checks.pipeline import (
+    _stages,
+    groups_by_rank,
+    ideal_bubble_ns,
+    own_stages,
+    uneven_stages,
+)
 from overlapscope.analysis.per_rank.kernels import RankCompute
-from overlapscope.timeline.columns import NONE, Telemetry, make
+from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.timeline.columns import COMM, NONE, Spans, Telemetry, concat, make
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
@@ -228,3 +235,78 @@ def test_ranks_that_exchange_messages_with_all_others_are_no_stages():
 def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():
     assert said(pipeline([5, 5], 4)) == []
     assert said(pipeline([5, 20], 16)) != []
+
+
+# --- stages without a device ------------------------------------------------------------------------------------------
+
+UNEVEN = [5, 5, 9, 5]
+
+
+def on_hosts(run: Run, *, device: bool, messages: str = "whole") -> Run:
+    """Return the run with a device or without; messages last `whole` waits, are `short`, or `early`: received from the
+    begin of a step on, beside compute."""
+    ranks = {}
+    for rank, each in run.ranks.items():
+        spans, calls = each.spans, each.collectives
+        sent = spans.kind == COMM
+        begins = each.steps.start_ns[np.where(sent, spans.step, 0)]
+        receives = sent & (calls.op[np.where(sent, spans.collective, 0)] == each.names.index("recv"))
+        start = {
+            "whole": spans.start_ns, "short": np.where(receives, spans.end_ns, spans.start_ns),
+            "early": np.where(receives, begins, spans.start_ns),
+        }[messages]  # fmt: skip
+        ranks[rank] = replace(each, has_device=device, spans=replace(spans, start_ns=start))
+    return replace(run, ranks=ranks)
+
+
+def bubbles_ms(run: Run) -> list[float]:
+    """Return the bubble of each stage."""
+    found = []
+    for rank, each in run.ranks.items():
+        (stage,) = own_stages(each, groups_by_rank(run.groups)[rank], step_windows(each)).values()
+        found.append(stage.bubble_ns / MS)
+    return found
+
+
+def by_raster(device: bool, messages: str) -> list[int]:
+    """Look at each millisecond of a step: what is neither compute nor, without a device, outside of all messages."""
+    plan = simulated(UNEVEN, 8)
+    length, found = max(own[-1][3] for own in plan) // MS + 1, []
+    for rank, own in enumerate(plan):
+        busy, receiving, free = set(), set(), 0
+        for kind, _, start, end in own:
+            peer = rank - 1 if kind == "F" else rank + 1
+            if 0 <= peer < len(plan):
+                begin = {"whole": free, "short": start, "early": 0}[messages]
+                receiving |= {*range(begin // MS, start // MS)}
+            busy |= {*range(start // MS, end // MS)}
+            free = end
+        found.append(len((set(range(length)) if device else receiving) - busy))
+    return found
+
+
+@pytest.mark.parametrize("messages", ["whole", "short", "early"])
+@pytest.mark.parametrize("device", [True, False])
+def test_a_stage_without_a_device_has_a_bubble_only_while_it_is_in_its_messages_and_computes_nothing(device, messages):
+    assert bubbles_ms(on_hosts(pipeline(UNEVEN, 8), device=device, messages=messages)) == by_raster(device, messages)
+
+
+def test_what_a_host_idles_of_its_own_is_no_finding_and_what_a_device_idles_is():
+    """Their messages take no time: the host does something between them that was not recorded."""
+    assert said(on_hosts(pipeline(UNEVEN, 8), device=False, messages="short")) == []
+    for device, messages in ((True, "short"), (True, "whole"), (False, "whole")):
+        (finding,) = said(on_hosts(pipeline(UNEVEN, 8), device=device, messages=messages))
+        assert finding.id == "pipeline_bubble:g"
+
+
+def test_other_communication_of_a_host_is_no_bubble_though_it_waits_for_a_message_meanwhile():
+    """A call that lasts as long as the step."""
+    run = on_hosts(pipeline(UNEVEN, 8), device=False, messages="early")
+    spans, steps = run.ranks[1].spans, run.ranks[1].steps
+    assert bubbles_ms(run)[1] > 50
+    lone = make(
+        Spans, STEPS, kind=COMM, collective=NONE, start_ns=steps.start_ns, end_ns=steps.end_ns, recording=0, lane=1,
+        step=np.arange(STEPS), launch_ns=steps.start_ns,
+    )  # fmt: skip
+    beside = replace(run.ranks[1], spans=concat([spans, lone]))
+    assert bubbles_ms(replace(run, ranks={**run.ranks, 1: beside}))[1] == 0

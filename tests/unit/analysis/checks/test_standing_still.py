@@ -6,8 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
-from overlapscope.analysis.analyze import _still_ns
+from overlapscope.advice.losses.standing_still import standing_still as advised
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.analyze import _still_ns, analyze
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.ingest.parsing.fact_tables import fact_table
@@ -142,3 +145,67 @@ def test_a_rank_without_spans_has_not_stood_still() -> None:
     empty = replace(run.ranks[1], spans=make(Spans, 0), collectives=make(Collectives, 0))
     ranks = {0: with_account(run.ranks[0], 13, 0), 1: with_account(empty, 13, 0)}
     assert _still_ns(summarize_ranks(replace(run, ranks=ranks)))[1] == 0
+
+
+# --- who waits for whom -----------------------------------------------------------------------------------------------
+
+
+def advice(blame_ms: float, wait_ms: float, *, known: bool = True) -> str:
+    """Return the title of the advice for rank 1, which stands still for 20 ms in each of 6 steps, where others waited
+    for it, and it for others, for so long in all."""
+    run = job([USUAL] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2)
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    waits = [
+        replace(each, blame_ns=round(blame_ms * MS), wait_ns=round(wait_ms * MS)) if each.rank == 1 else each
+        for each in analysis.skew.ranks
+        if known or each.rank != 1
+    ]
+    given = RuleInput.of(run, replace(analysis, skew=replace(analysis.skew, ranks=waits)), together)
+    assert "standing_still" in [each.id for each in given.analysis.findings]
+    found = advised(given)
+    return found.title if found else ""
+
+
+@pytest.mark.parametrize(
+    ("blame_ms", "wait_ms", "said"),
+    [
+        pytest.param(0, 130, False, id="nobody waits for it, and it waits for longer"),
+        pytest.param(29, 130, False, id="others wait for it for less than a quarter of its pauses"),
+        pytest.param(31, 130, True, id="others wait for it for more than a quarter of them"),
+        pytest.param(120, 0, True, id="others wait for all of them"),
+        pytest.param(0, 110, True, id="nobody waits for it, but it waits for less: it would end earlier"),
+    ],
+)
+def test_pauses_are_advice_only_where_the_step_may_be_shorter_without_them(
+    blame_ms: float, wait_ms: float, *, said: bool
+) -> None:
+    title = advice(blame_ms, wait_ms)
+    assert bool(title) is said
+    assert "rank 1" in title or not said
+
+
+def test_of_a_rank_whose_waits_are_not_known_pauses_are_advice() -> None:
+    assert advice(0, 10**6, known=False)
+
+
+@pytest.mark.parametrize(("other_ms", "said"), [(60, False), (50, True)])
+def test_a_rank_that_stands_still_and_then_waits_for_a_later_one_for_longer_is_found_and_no_advice(
+    other_ms: int, *, said: bool
+) -> None:
+    """Rank 1 takes 32 ms with its pauses of 20; rank 0 takes 60 ms, or 50, and never stands still."""
+    slow = (other_ms - 20, 10, 10)
+    finding, title = found(job([slow] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2))
+    assert finding
+    assert finding.evidence["ranks"] == [1]
+    assert bool(title) is said
+
+
+def test_of_several_ranks_those_that_none_waits_for_are_not_in_the_advice() -> None:
+    """Rank 2 stands still for longer, and rank 1 as in the steps before."""
+    still = [STILL, (24, 4, 4), (4, 4, 24)] * 2
+    run = job([USUAL] * 6, still, [(4, 54, 4), (54, 4, 4), (4, 4, 54)] * 2)
+    finding, title = found(run)
+    assert finding
+    assert sorted(finding.evidence["ranks"]) == [1, 2]
+    assert title.startswith("Find what stops the host of rank 2: at least 50 ms of a 100 ms step")

@@ -1,10 +1,12 @@
 """Recordings that begin apart: what that explains of the waits is charged to nobody."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.wait_transfer import beyond_start, leads
 from overlapscope.timeline.columns import Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
@@ -138,3 +140,67 @@ def test_calls_that_were_not_matched_may_have_joined_ranks_before() -> None:
     )  # fmt: skip
     found = waits(replace(run, ranks={0: run.ranks[0], 1: earlier}))
     assert found[0][1] == 0
+
+
+# --- lateness beside the spread of the starts -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lead_ns", "start_ns", "late_ns"),
+    [
+        pytest.param(40, 10, 30, id="a quarter of it is the start's: the rest is lateness"),
+        pytest.param(40, 11, 0, id="more than a quarter"),
+        pytest.param(40, 40, 0, id="all of it"),
+        pytest.param(40, 90, 0, id="more than all of it"),
+        pytest.param(40, 0, 40, id="none of it"),
+        pytest.param(0, 0, 0, id="no lead"),
+    ],
+)
+def test_a_lead_is_lateness_but_for_the_start_s_part_where_that_is_small(
+    lead_ns: float, start_ns: int, late_ns: float
+) -> None:
+    assert beyond_start(np.array([lead_ns]), np.array([start_ns])).tolist() == [late_ns]
+    starts = np.array([[0.0], [lead_ns]])
+    assert leads(starts, np.array([[start_ns], [0]]))["lead_ns"].tolist() == [late_ns]
+    assert leads(starts)["lead_ns"].tolist() == [lead_ns]
+
+
+def test_a_rank_that_was_late_for_far_longer_than_it_began_later_is_blamed_for_the_rest() -> None:
+    """Rank 1 began 10 ms later, and arrives 50 ms later: 10 are nobody's, 40 its own; no call is left out."""
+    run = recorded([0, 10], [[10, 60], [70, 70]])
+    assert waits(run) == {0: (50, 10, 0), 1: (0, 0, 40)}
+    analysis = analyze(run)
+    assert analysis.skew.reasons == []
+    causes = analysis.ranks[0].whole.causes
+    assert (causes["start_of_recording"], causes["peer_host"]) == (10 * MS, 40 * MS)
+
+
+@pytest.mark.parametrize(("arrives", "blame", "left_out"), [(50, 30, 0), (49, 0, 1)])
+def test_from_a_quarter_of_the_lead_on_the_call_is_left_out(arrives: int, blame: int, left_out: int) -> None:
+    run = recorded([0, 10], [[10, arrives], [70, 70]])
+    assert waits(run)[1][2] == blame
+    reasons = analyze(run).skew.reasons
+    assert len(reasons) == left_out
+    assert all(each.startswith("1 of 2 matched calls came before the ranks") for each in reasons)
+
+
+def test_the_reason_counts_the_calls_that_are_left_out_and_how_far_ranks_came_apart_to_them_alone() -> None:
+    """Rank 1 began 20 ms after rank 0, and rank 3 10 ms after rank 2; rank 1 is late for 80 ms besides."""
+    run = recorded(
+        [0, 20, 0, 10],
+        [[5, 105], [5, 17], [120, 120, 120, 123]],
+        [[0, 1], [2, 3], [0, 1, 2, 3]],
+    )
+    found = waits(run)
+    assert [found[rank][1] for rank in (0, 2)] == [20, 10]
+    assert [found[rank][2] for rank in (1, 3)] == [80, 3]
+    (reason,) = analyze(run).skew.reasons
+    assert reason.startswith("1 of 3 matched calls came before the ranks, which began to record apart, had met")
+    assert "to them, by up to 10.0 ms, is not recorded, and no rank is blamed for these calls" in reason
+
+
+@pytest.mark.parametrize(("second", "blame"), [(10, 72), (70, 0)])
+def test_the_start_s_part_is_held_against_the_lead_over_the_second_latest_rank(second: int, blame: int) -> None:
+    """Rank 2 began 8 ms later and arrives 80 ms after the first one; of a lead of 20 ms that is more than a quarter."""
+    run = recorded([0, 0, 8], [[10, second, 90], [100, 100, 100]])
+    assert waits(run)[2][2] == blame

@@ -2,19 +2,27 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.cause_table import IDLE_CAUSES, NO_CAUSES, WAITED_FOR_CORE
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph import idle
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.rank_summary import MAY_WAIT_FOR_CORE, UNKNOWN, _with_rest, summarize_ranks
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text, render
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
+from tests.support.builders import EPOCH_NS
+from tests.support.cpu_runs.cpu_steps import STEP, STEPS, US, Call, Item, Mark, Op, cpu_run
+from tests.unit.analysis.figures.test_exposed_causes import waiting_for_cores
 from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_any_trace import traces
 
@@ -116,3 +124,113 @@ def test_a_device_without_host_events_loads_no_graph_and_says_so() -> None:
     lines = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
     assert lines[0].endswith(f"ms a recording: unknown because {NO_CAUSES['no_host_events']}.")
     assert lines[1:] == [NO_CAUSES["no_host_events"], "False"]
+
+
+# --- waiting for a core -----------------------------------------------------------------------------------------------
+
+BY_GRAPH = tuple(name for name in IDLE_CAUSES if name not in (WAITED_FOR_CORE, UNKNOWN))
+LENGTH = STEP * US
+
+
+@given(st.lists(st.sampled_from(BY_GRAPH), unique=True), st.data())
+def test_causes_add_up_to_idle_time_and_no_call_gives_any_of_its_to_waiting_for_a_core(
+    names: list[str], data: st.DataObject
+) -> None:
+    """Whatever was known, and however long the host waited: also for longer than could be, and to the nanosecond."""
+    most = data.draw(st.sampled_from((3, 20, 10**12)))
+    causes = {name: data.draw(st.integers(0, most)) for name in names}
+    unknown, waited = data.draw(st.integers(0, most)), data.draw(st.integers(0, 3 * most))
+    idle_ns = sum(causes.values()) + unknown
+    found = _with_rest(idle_ns, causes, waited)
+    before = {**causes, UNKNOWN: unknown}
+    may_be = {name: ns for name, ns in before.items() if name in MAY_WAIT_FOR_CORE}
+    assert sum(found.values()) == idle_ns
+    assert min(found.values(), default=1) > 0
+    assert found.get(WAITED_FOR_CORE, 0) == min(waited, sum(may_be.values()))
+    for name, ns in before.items():
+        left = found.get(name, 0)
+        if name not in may_be:
+            assert left == ns
+        else:  # in proportion
+            share = min(waited, sum(may_be.values())) / max(sum(may_be.values()), 1)
+            assert abs(ns - left - share * ns) <= len(may_be) * (1 + 1e-9 * ns)
+
+
+def test_no_graph_says_that_a_host_waited_for_a_core() -> None:
+    """The system's account does; a graph numbers its own causes as before."""
+    assert WAITED_FOR_CORE in IDLE_CAUSES
+    assert tuple(name for name in IDLE_CAUSES if name != WAITED_FOR_CORE) == idle.IDLE_CAUSES
+    assert idle.IDLE_CAUSES[idle.DRAINED] == "drained"
+    assert idle.IDLE_CAUSES[idle.UNKNOWN] == UNKNOWN
+    assert not {"blocked_host", "drained", "device_wait", WAITED_FOR_CORE} & {*MAY_WAIT_FOR_CORE}
+
+
+COMPUTED: tuple[Item, ...] = (Op("aten::mm", 0, 300), Call(start=700, end=720), Op("aten::add", 720, 900))
+"""In each step of 1,000 us: 480 of compute, 20 of communication, and 500 idle."""
+LOADING = Mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 400, 500)
+
+
+def accounted(waited_us: float | None, *, more: tuple[Item, ...] = (), ranks: int = 1) -> Run:
+    """Return a CPU run whose threads waited so long for a core in each step; None of which that was not read."""
+    run = cpu_run(lambda step, rank: [*COMPUTED, *more], ranks=ranks)
+    if waited_us is None:
+        return run
+    readings = [(EPOCH_NS + step * LENGTH, round(step * waited_us * US)) for step in range(STEPS + 1)]
+    return replace(run, ranks={rank: waiting_for_cores(each, *readings) for rank, each in run.ranks.items()})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_idle_time_in_which_the_system_counted_waiting_for_a_core_has_that_cause(ranks: int) -> None:
+    """Of 98 us of waiting 50 lie in the idle time, as that is 500 of 980 us outside of communication."""
+    analysis = analyze(accounted(98, ranks=ranks))
+    for info in analysis.ranks:
+        for step in info.steps:
+            assert step.idle_ns == 500 * US
+            assert step.idle_causes[WAITED_FOR_CORE] == pytest.approx(50 * US, abs=2)
+            assert sum(step.idle_causes.values()) == step.idle_ns
+    head = analysis.headline
+    assert head.idle_causes[WAITED_FOR_CORE] == pytest.approx(50 * US, abs=2)
+    assert sum(head.idle_causes.values()) == head.idle_ns
+    assert "the host waited for a core 0.050 ms (10.0 %)" in idle_text(analysis)
+
+
+def test_without_that_account_or_waiting_or_with_a_device_it_has_not() -> None:
+    device = accounted(98)
+    device = replace(device, ranks={0: replace(device.ranks[0], has_device=True)})
+    for run in (accounted(None), accounted(0), device):
+        analysis = analyze(run)
+        assert all(WAITED_FOR_CORE not in step.idle_causes for step in analysis.ranks[0].steps)
+        assert "waited for a core" not in idle_text(analysis)
+
+
+@pytest.mark.parametrize("waited_us", [98, 490, 980])
+def test_the_time_in_which_a_host_loads_data_stays_the_loaders(waited_us: float) -> None:
+    for step in analyze(accounted(waited_us, more=(LOADING,))).ranks[0].steps:
+        assert step.idle_causes["blocked_host"] == 100 * US
+        assert 0 < step.idle_causes[WAITED_FOR_CORE] <= 400 * US
+        assert sum(step.idle_causes.values()) == step.idle_ns
+
+
+reading = st.tuples(st.integers(0, STEPS * LENGTH), st.integers(0, STEPS * LENGTH))
+
+
+@cache
+def plain(*, loads: bool) -> tuple[RankTimeline, list[Breakdown]]:
+    """Return the rank without an account, and its figures: of the whole, and step by step."""
+    run = accounted(None, more=(LOADING,) if loads else ())
+    return run.ranks[0], summarize_ranks(run)[0].figures
+
+
+@given(st.lists(reading, max_size=6), st.booleans())
+def test_sums_are_exact_and_calls_keep_their_time_whatever_the_account_says(
+    readings: list[tuple[int, int]], loads: bool
+) -> None:
+    """Also where the counter falls, or rises by more than the time that passed."""
+    timeline, before = plain(loads=loads)
+    own = waiting_for_cores(timeline, *((EPOCH_NS + at, value) for at, value in readings))
+    figures = summarize_ranks(Run(world_size=1, ranks={0: own}))[0].figures
+    for found, known in zip(figures, before, strict=True):
+        assert found.idle_ns == known.idle_ns == sum(found.idle_causes.values())
+        assert min(found.idle_causes.values()) > 0
+        for cause in known.idle_causes.keys() - {*MAY_WAIT_FOR_CORE}:
+            assert found.idle_causes[cause] == known.idle_causes[cause]

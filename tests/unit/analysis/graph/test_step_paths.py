@@ -21,11 +21,14 @@ from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.analysis.graph.path_segments import Segments
 from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _median, _summed, follow_paths
 from overlapscope.analysis.graph.walk import PARTS
+from overlapscope.analysis.per_rank.host_operations import operation_pieces
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Analysis
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as shown
-from overlapscope.timeline.columns import COMM, COMPUTE, Recordings, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, OPERATION, HostSpans, Recordings, Steps, make
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.integration.jobs.dag_job import (
@@ -43,7 +46,7 @@ from tests.integration.jobs.dag_job import (
 from tests.property.synthetic import Job as SyntheticJob
 from tests.property.synthetic import Layout, plant
 from tests.property.synthetic.evaluate_job_faults import analyzed
-from tests.unit.analysis.figures.test_exposed_causes import rank_of
+from tests.unit.analysis.figures.test_exposed_causes import LANES, rank_of
 
 MS = 1_000_000
 TOO_CLOSE_NS = OWN_NS
@@ -328,6 +331,83 @@ def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
     late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
     path = only(path_of(cpu_run(early, late)))
     assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
+
+
+def operating(timeline: RankTimeline, *operations: tuple[str, int, int], lane: int = LANES) -> RankTimeline:
+    """Return the rank with operations (name, from, to in ms) of the thread that computes, or another one."""
+    names = NameTable(timeline.names)
+    rows = [
+        {"recording": 0, "lane": lane, "kind": OPERATION, "name": name, "start_ns": start * MS, "end_ns": end * MS}
+        for name, start, end in operations
+    ]
+    return replace(
+        timeline, host=fact_table(HostSpans, rows, names), names=tuple(names.to_list()),
+        recordings=replace(timeline.recordings, host_events=np.ones(1, np.bool_)),
+    )  # fmt: skip
+
+
+EARLY = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 450 * MS, "host")])
+LATE = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
+"""Of the path 200 ms of compute are the late rank's, the first ones, and 140 the early one's, the last ones."""
+
+
+def computed(path: StepPath) -> dict[str, tuple[int, int]]:
+    """Return (ms, pieces) of each name on the path of which it computed."""
+    return {each.name: (each.ns // MS, each.count) for each in path.operations if each.part == "compute"}
+
+
+def test_on_cpus_it_names_the_innermost_operations_of_each_rank_that_it_runs_through() -> None:
+    """The late rank's linear from 10 to 180 ms holds a product of 100 ms; the early one's first operation is not on the
+    path, and one of its last ones in part."""
+    early = operating(EARLY, ("aten::mm", 0, 100), ("aten::add", 300, 400))
+    late = operating(LATE, ("aten::linear", 10, 180), ("aten::mm", 50, 150), ("aten::mul", 310, 420))
+    path = only(path_of(cpu_run(early, late)))
+    assert path.parts["compute"] == 340 * MS
+    assert computed(path) == {"aten::mm": (100, 1), "aten::linear": (70, 2), "aten::add": (90, 1)}
+    said = " ".join(shown.critical_path_text(path_of(cpu_run(early, late))).split())
+    assert "compute: aten::mm 100.000 ms, transfer: all_reduce 100.000 ms, compute: aten::add 90.000 ms" in said
+
+
+def test_what_other_threads_of_a_host_did_meanwhile_is_not_on_the_path() -> None:
+    late = operating(LATE, ("aten::mm", 0, 200), lane=LANES - 1)
+    assert computed(only(path_of(cpu_run(operating(EARLY, ("aten::add", 0, 450)), late)))) == {"aten::add": (140, 1)}
+
+
+def test_on_cpus_without_host_events_it_names_the_spans_that_stand_for_operations() -> None:
+    assert computed(only(path_of(cpu_run(EARLY, LATE)))) == {"host": (340, 2)}
+
+
+def test_a_device_s_path_names_its_kernels_whatever_operations_its_host_was_in() -> None:
+    program = (kernel(MS), call(2 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
+    lane = int(run.ranks[0].spans.lane[0])
+    seen = {rank: operating(each, ("aten::mm", 0, 10), lane=lane) for rank, each in run.ranks.items()}
+    assert computed(only(path_of(replace(run, ranks=seen)))) == computed(only(path_of(run)))
+
+
+def test_operations_lie_on_the_own_clock_of_their_rank() -> None:
+    """Which is 7 ms ahead of the common one: the path runs through the rank from 20 to 60 ms, on its own clock."""
+    timeline = operating(rank_of(0, [], [(0, 100 * MS, "host")]), ("aten::mm", 0, 40), ("aten::add", 40, 100))
+    clocks = Clocks(offset_ns={0: 7.0 * MS})
+    nothing = {name: np.zeros(1, np.int64) for name in Segments.__struct_fields__}
+    edges = {"start_ns": np.array([13 * MS]), "end_ns": np.array([53 * MS])}
+    path = FollowedPath(
+        step=0, rank=0, start_ns=13 * MS, end_ns=53 * MS, before_ns=0, segments=Segments(**nothing | edges), bands={},
+        own_chains_ns={},
+    )  # fmt: skip
+    run = Run(world_size=1, ranks={0: timeline})
+    summed = _summed(run, path, clocks, {}, lambda rank: operation_pieces(run.ranks[rank]))
+    assert PARTS[0] == "compute"
+    assert computed(summed) == {"aten::mm": (20, 1), "aten::add": (20, 1)}
+
+
+def test_of_a_recorded_cpu_run_it_names_operations_that_take_no_longer_than_it_computes() -> None:
+    analysis = real("gloo_torch2.13")
+    for path in analysis.critical_path.steps:
+        operations = [each for each in path.operations if each.part == "compute"]
+        assert 0.7 * path.parts["compute"] < sum(each.ns for each in operations) <= path.parts["compute"]
+        assert {"aten::mm", "aten::addmm"} & {each.name for each in operations}
+        assert "host operations" not in {each.name for each in operations}
 
 
 def test_on_cpus_it_ends_on_the_rank_whose_step_ends_last_whatever_its_host_does_there() -> None:

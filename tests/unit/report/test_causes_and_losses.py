@@ -1,0 +1,161 @@
+"""The table of causes has one column of shares; the longest loss and chains name the longest piece inside of them."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.graph.answers import Chain, ExplainedSpan, Link, LongestLoss
+from overlapscope.analysis.result import Analysis
+from overlapscope.report.text import analysis as shown
+from overlapscope.report.text.chain import link_words, stretches
+from tests.unit.report.test_first_sentences import MS, recorded, with_lengths
+
+USUAL_MS: Mapping[str, int] = {"dependency": 3, "queued": 1}
+
+
+def with_causes(analysis: Analysis, causes_ms: Sequence[Mapping[str, int]]) -> Analysis:
+    """Return the analysis with these causes of each step, on all ranks; a median step has those of USUAL_MS."""
+
+    def in_ns(each: Mapping[str, int]) -> dict[str, int]:
+        return {cause: ms * MS for cause, ms in each.items()}
+
+    ranks = [
+        replace(info, steps=[
+            replace(step, causes=in_ns(own)) for step, own in zip(info.steps, causes_ms, strict=False)
+        ])
+        for info in analysis.ranks
+    ]  # fmt: skip
+    head = replace(analysis.headline, causes=in_ns(USUAL_MS), exposed_comm_ns=4 * MS)
+    return replace(analysis, ranks=ranks, headline=head)
+
+
+def table(analysis: Analysis) -> list[list[str]]:
+    """Return the cells of the table of causes, as it stands in the text."""
+    (found,) = (each for each in shown.render(analysis).split("\n\n") if each.startswith("why exposed"))
+    lines = [line for line in found.splitlines() if "  " in line]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+ALIKE = with_lengths((10, 10, 10, 10), (10, 10, 10, 10), (10, 10, 10, 10))
+ONE_LONG = with_lengths((10, 10, 50, 10), (10, 10, 10, 10), (10, 10, 50, 10))
+"""The third step is an outlier."""
+
+
+def test_shares_are_of_all_steps_where_none_is_an_outlier() -> None:
+    """Of 3, 3, 3 and 3 ms, and 1, 1, 9 and 1."""
+    found = table(with_causes(ALIKE, [USUAL_MS, USUAL_MS, {"dependency": 3, "queued": 9}, USUAL_MS]))
+    assert found == [
+        ["why exposed", "ms a step", "of all steps"],
+        ["the next compute waited for it", "3.000", "50.0 %"],
+        ["queued behind another collective", "1.000", "50.0 %"],
+    ]
+
+
+def test_an_outlier_is_left_out_of_the_shares_and_the_column_says_so() -> None:
+    """It waited for 90 ms, which no other step did."""
+    long = {"dependency": 3, "queued": 9, "peer_host": 90}
+    found = table(with_causes(ONE_LONG, [USUAL_MS, USUAL_MS, long, USUAL_MS]))
+    assert found == [
+        ["why exposed", "ms a step", "of steps but outliers"],
+        ["the next compute waited for it", "3.000", "75.0 %"],
+        ["queued behind another collective", "1.000", "25.0 %"],
+    ]
+
+
+def test_a_cause_that_only_some_usual_steps_have_is_listed() -> None:
+    found = table(with_causes(ALIKE, [USUAL_MS, USUAL_MS, {"dependency": 3, "tail": 9}, USUAL_MS]))
+    assert [row[1:] for row in found] == [
+        ["ms a step", "of all steps"], ["3.000", "50.0 %"], ["0.000", "37.5 %"], ["1.000", "12.5 %"]
+    ]  # fmt: skip
+
+
+def test_of_a_single_step_shares_are_of_what_it_exposed() -> None:
+    one = with_lengths((10,), (10,), (10,))
+    found = table(with_causes(one, [{"dependency": 1}]))
+    assert found == [
+        ["why exposed", "ms a step", "share"],
+        ["the next compute waited for it", "3.000", "75.0 %"],
+        ["queued behind another collective", "1.000", "25.0 %"],
+    ]
+
+
+def test_a_table_has_one_column_of_shares() -> None:
+    for analysis in (recorded(), ALIKE, ONE_LONG):
+        head = table(analysis)[0]
+        assert head[:2] == ["why exposed", "ms a step"]
+        assert len([each for each in head if each == "share" or each.startswith("of ")]) == 1
+
+
+# --- the longest loss ------------------------------------------------------------------------------------------------
+
+
+def work(start_ms: int, end_ms: int, what: str | None, *, op: str | None = None, kind: str = "compute") -> Link:
+    return Link(
+        rank=0, kind=kind, known="order", what=what, start_ns=start_ms * MS, end_ns=end_ms * MS, op=op, span=1
+    )  # fmt: skip
+
+
+def loss_of(links: Sequence[Link], begin_ms: int = 100, end_ms: int = 200) -> LongestLoss:
+    explained = ExplainedSpan(span=1, kind="compute", name="after", op=None, start_ns=end_ms * MS, end_ns=end_ms * MS)
+    chain = Chain(
+        rank=0, origin_ns=0, moment_ns=150 * MS, doing="idle", explains=explained, chain=list(links), is_cut=False,
+        ranks=[0],
+    )  # fmt: skip
+    return LongestLoss(step=3, rank=0, start_ns=begin_ms * MS, end_ns=end_ms * MS, chain=chain)
+
+
+def test_of_the_longest_loss_the_longest_piece_inside_of_it_is_named() -> None:
+    """The product took 140 ms, of which 40 lie in the loss; the addition 60, all of them."""
+    text = shown.longest_loss_text(loss_of([work(140, 200, "aten::add"), work(0, 140, "aten::mm")]))
+    assert text.splitlines()[1:] == [
+        "  100.000  ms  rank 0  2 pieces of work on its stream or thread, the longest aten::add (order)"
+    ]
+    longer = shown.longest_loss_text(loss_of([work(170, 200, "aten::add"), work(0, 170, "aten::mm")]))
+    assert "the longest aten::mm (order)" in longer
+
+
+def test_pieces_that_ended_before_the_loss_are_not_counted() -> None:
+    links = [work(150, 200, "aten::add"), work(100, 150, "aten::mm"), work(20, 100, "aten::bmm"), work(0, 20, "x")]
+    text = shown.longest_loss_text(loss_of(links))
+    assert text.splitlines()[1:] == [
+        "  100.000  ms  rank 0  2 pieces of work on its stream or thread, the longest aten::add (order)"
+    ]
+
+
+def test_a_link_counts_with_its_part_of_the_loss() -> None:
+    links = [work(180, 200, "all_reduce", kind="transfer"), work(40, 180, "aten::mm")]
+    text = shown.longest_loss_text(loss_of(links))
+    assert text.splitlines()[1:] == [
+        "  20.000  ms  rank 0  transfer of all_reduce (order)",
+        "  80.000  ms  rank 0  compute aten::mm (order)",
+    ]
+    assert links[1].start_ns == 40 * MS, "the chain itself is as it was"
+
+
+# --- what has no name -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("longest", "words"),
+    [
+        pytest.param(work(0, 50, None), "2 pieces of work on its stream or thread", id="no name"),
+        pytest.param(work(0, 50, ""), "2 pieces of work on its stream or thread", id="an empty one"),
+        pytest.param(
+            work(0, 50, "gemm"), "2 pieces of work on its stream or thread, the longest gemm", id="a name"
+        ),
+        pytest.param(
+            work(0, 50, None, op="aten::mm"),
+            "2 pieces of work on its stream or thread, the longest aten::mm (unnamed)", id="an operation",
+        ),
+    ],
+)  # fmt: skip
+def test_of_several_pieces_the_longest_is_named_if_it_has_a_name(longest: Link, words: str) -> None:
+    (row,) = stretches([work(50, 60, "aten::add"), longest])
+    assert row.words == words
+
+
+def test_what_a_thread_did_before_is_said_where_no_call_of_it_was_recorded() -> None:
+    assert link_words(work(0, 50, None, kind="host")) == "what its thread did before"
+    assert link_words(work(0, 50, None, kind="launch")) == "launched"
+    assert link_words(work(0, 50, "gemm")) == "compute gemm"
