@@ -11,7 +11,9 @@ import pytest
 
 import overlapscope
 from overlapscope.errors import InputError
+from overlapscope.ingest.parsing.json_values import elements_of
 from overlapscope.loaded_run import LoadedRun
+from overlapscope.timeline.columns import NONE
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
     BACKWARD,
@@ -729,3 +731,40 @@ def test_a_process_with_a_long_name_costs_its_own_length_alone(tmp_path: Path) -
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100 << 20
+
+
+def test_the_inputs_of_all_operations_of_a_step_are_summed_where_no_device_was_there(folder: Path) -> None:
+    shapes = {"Input Dims": [[6, 3, 32, 32], [16, 3, 3, 3], [], [[5], [2, 2]]]}
+    events = [
+        step(3, 0, 10 * MS),
+        op("aten::conv2d", MS, 2 * MS, args=shapes),
+        op("aten::convolution", MS + US, MS, args=shapes),
+        op("aten::relu_", 4 * MS, MS, args={"Input Dims": [[7]]}),
+        op("aten::sum", 12 * MS, MS, args={"Input Dims": [[100]]}),
+        step(4, 20 * MS, 10 * MS),
+        op("aten::mm", 21 * MS, MS),
+        step(5, 40 * MS, 10 * MS),
+        op("aten::mm", 41 * MS, MS, args={"Input Dims": "damaged"}),
+    ]
+    each = 6 * 3 * 32 * 32 + 16 * 3 * 3 * 3 + 5 + 4
+    without = {"deviceProperties": []}
+    table = load(folder, events, metadata=distributed(0) | without).table("steps", 0)
+    assert table.input_elements.tolist() == [2 * each + 7, pd.NA, pd.NA]
+    table = load(folder, events).table("steps", 0)
+    assert table.input_elements.isna().all(), "nobody says that there was no device"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "elements"),
+    [
+        ([[2, 3], []], 6),
+        ([], 0),
+        ([[[]]], 0),
+        ([[1 << 40, 1 << 40]], 1 << 50),
+        ([[-1, 2]], 0),
+        ("x", NONE),
+        (None, NONE),
+    ],
+)
+def test_elements_of_shapes(shapes: object, elements: int) -> None:
+    assert elements_of(shapes) == elements

@@ -1,0 +1,72 @@
+"""A late host with larger inputs has more work, one with equal ones is slower: where the trace has shapes."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.stragglers.compared_operations import by_sizes
+from overlapscope.report.text.cross_rank import straggler_sentences
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
+from tests.unit.analysis.checks.test_host_cause import with_operations
+from tests.unit.analysis.checks.test_stragglers import CULPRIT, RANKS, STEPS, accused, job
+
+USUAL = 25_275_350
+OTHERS = [rank for rank in range(RANKS) if rank != CULPRIT]
+
+
+def with_sizes(run: Run, culprit: int | Ints, others: int | Ints = USUAL) -> Run:
+    """The run with the input elements of each step of the late rank and of the others."""
+    ranks = {
+        rank: replace(
+            timeline,
+            steps=replace(
+                timeline.steps,
+                input_elements=np.broadcast_to(
+                    np.asarray(culprit if rank == CULPRIT else others, np.int64), timeline.steps.step.shape
+                ).copy(),
+            ),
+        )
+        for rank, timeline in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def late() -> Run:
+    return with_operations(job(fault="slower_compute"))
+
+
+@pytest.mark.parametrize(
+    ("culprit", "held_by"),
+    [
+        pytest.param(USUAL, "slower_compute", id="as large"),
+        pytest.param(USUAL + USUAL // 2000, "slower_compute", id="one operation more"),
+        pytest.param(2 * USUAL, "more_work", id="twice as large"),
+        pytest.param(round(1.03 * USUAL), "longer_compute", id="a little larger"),
+        pytest.param(round(0.9 * USUAL), "longer_compute", id="smaller"),
+        pytest.param(NONE, "longer_compute", id="no shapes"),
+    ],
+)
+def test_sizes_of_inputs_tell_more_work_from_a_slower_core(late: Run, culprit: int, held_by: str) -> None:
+    assert [(each.rank, each.held_by) for each in accused(with_sizes(late, culprit))] == [(CULPRIT, held_by)]
+
+
+def test_how_many_times_as_large_they_are_is_said(late: Run) -> None:
+    (said,) = straggler_sentences(analyze(with_sizes(late, 2 * USUAL)), 1)
+    assert "more work (its operations were given 2.00 times as many elements as its peers')" in said
+
+
+def test_equal_inputs_of_other_calls_show_no_slower_core() -> None:
+    other = with_sizes(with_operations(job(fault="slower_compute"), later=100), USUAL)
+    assert by_sizes(CULPRIT, OTHERS, other) == ("longer_compute", {})
+
+
+def test_only_steps_that_both_recorded_with_shapes_are_compared(late: Run) -> None:
+    sizes = np.full(STEPS, USUAL, np.int64)
+    sizes[0] = 10 * USUAL
+    without_first = np.full(STEPS, USUAL, np.int64)
+    without_first[0] = NONE
+    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes, without_first)) == ("slower_compute", {})
+    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes))[0] == "more_work"
