@@ -185,13 +185,13 @@ def test_parts_inside_intervals_are_what_of_the_pieces_each_thread_did_there(
     for lane in range(LANES + 1):
         own = sorted({moment for of, moment in edges if of == lane})
         inside += [(lane, *each) for each in zip(own[::2], own[1::2], strict=False)]
-    lane, start, end = np.array(inside, np.int64).reshape(-1, 3).T
+    lanes, start, end = np.array(inside, np.int64).reshape(-1, 3).T
     expected = {
         at: name
         for at, name in raster_of(timeline, pieces).items()
         if any(at[0] == of and begin <= at[1] < until for of, begin, until in inside)
     }
-    assert raster_of(timeline, pieces_within(pieces, lane, start, end)) == expected
+    assert raster_of(timeline, pieces_within(pieces, lanes, start, end)) == expected
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -205,10 +205,9 @@ ROLES = ("step", "cut", "empty", "none")
     st.tuples(*(nested(at * SLOT, (at + 1) * SLOT) for at in range(SLOTS))),
     works(),
     st.lists(st.sampled_from(ROLES), min_size=SLOTS, max_size=SLOTS),
-    st.booleans(),
 )
 def test_each_complete_step_has_what_it_spent_in_each_operation_and_the_calls_that_began_in_it(
-    parts: tuple[list[Event], ...], spans: list[Work], roles: list[str], backwards: bool
+    parts: tuple[list[Event], ...], spans: list[Work], roles: list[str]
 ) -> None:
     """Each operation lies inside one slot of time, which is a step or not."""
     events = [each for own in parts for each in own]
@@ -221,7 +220,7 @@ def test_each_complete_step_has_what_it_spent_in_each_operation_and_the_calls_th
         for at, role in enumerate(roles)
         if role != "none"
     ]  # fmt: skip
-    found = step_operations(timeline, windows[::-1] if backwards else windows)
+    found = step_operations(timeline, windows)
     steps = [at for at, role in enumerate(roles) if role == "step"]
     if not steps or not any(each.kind == COMPUTE for each in spans):
         assert found is None
@@ -259,11 +258,15 @@ def test_an_operation_that_encloses_others_spends_what_they_leave_and_other_thre
 
 
 def test_an_operation_is_a_call_of_the_step_in_which_it_begins() -> None:
-    """It begins 1 ns before the second step, and another at its first."""
+    """It begins 1 ns before the second step, and another at its first; in whatever order steps are given."""
     events = [Event(0, 3, 5, 0), Event(0, SLOT - 1, SLOT, 0), Event(0, SLOT, SLOT + 4, 0), Event(1, 2 * SLOT, LAST, 0)]
     windows = [StepWindow(step=at, recording=0, window=(at * SLOT, (at + 1) * SLOT), complete=True) for at in (0, 1)]
-    found = by_name(step_operations(timeline_of(events, [Work(0, 0, LAST)]), windows))
-    assert found == {"aten::mm": ([3, 4], [2, 1])}
+    timeline = timeline_of(events, [Work(0, 0, LAST)])
+    for given_ in (windows, windows[::-1]):
+        found = step_operations(timeline, given_)
+        assert by_name(found) == {"aten::mm": ([3, 4], [2, 1])}
+        assert found
+        assert found.steps == (0, 1)
 
 
 def test_a_rank_whose_host_events_cannot_be_read_has_no_operations_but_other_figures(

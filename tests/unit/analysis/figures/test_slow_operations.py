@@ -87,12 +87,21 @@ def test_four_steps_are_enough() -> None:
         pytest.param([12, 12, 12, 8, 12], None, id="fewer calls in the fastest: the others are alike"),
         pytest.param([12, 12, 12, 12, 8], 24, id="more of another step's: four are compared"),
         pytest.param([12, 12, 11, 12, 8], None, id="three are as usual"),
+        pytest.param([8, 12, 12, 12, 12], 24, id="fewer in the first"),
         pytest.param([10, 11, 12, 13, 14], None, id="each its own"),
     ],
 )
 def test_steps_with_other_numbers_of_calls_are_not_compared(calls: Sequence[int], lost_ms: int | None) -> None:
     named = found(operations({"aten::mm": SLOW}, {"aten::mm": calls}))
     assert [each.evidence["lost_ns"] for each in named] == ([] if lost_ms is None else [lost_ms * MS])
+    assert all(each.evidence["operations"][0]["fastest_step"] == 3 for each in named)
+
+
+def test_a_step_in_which_one_rank_made_other_calls_is_not_compared() -> None:
+    """The fastest one: without it both ranks are alike in all steps."""
+    first, second = operations({"aten::mm": SLOW}), operations({"aten::mm": SLOW}, {"aten::mm": [12, 12, 12, 8, 12]})
+    assert found(first, first)
+    assert found(first, second) == found(second, first) == []
 
 
 def test_times_and_calls_are_means_over_ranks() -> None:
