@@ -184,11 +184,13 @@ def _figures(
 def _with_rest(idle_ns: int, causes: Mapping[str, int], for_core_ns: int) -> dict[str, int]:
     """Return the causes that have any time; what they lack of the idle time is unknown.
 
-    `for_core_ns` is how long the host waited for a core meanwhile: a part of what is not known, or was no call's.
+    `for_core_ns` is how long the host waited for a core in all of it, evenly: what of that lies in what is not known,
+    or was no call's, is a cause of its own.
     """
     every = {**causes, UNKNOWN: idle_ns - sum(causes.values())}
     may_be = {cause: ns for cause, ns in every.items() if cause in MAY_WAIT_FOR_CORE and ns > 0}
-    left, for_core_ns = sum(may_be.values()), min(for_core_ns, sum(may_be.values()))
+    left = sum(may_be.values())
+    for_core_ns = min(for_core_ns, idle_ns) * left // max(idle_ns, 1)
     if for_core_ns:
         every[WAITED_FOR_CORE] = for_core_ns
     for cause, ns in may_be.items():

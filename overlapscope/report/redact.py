@@ -99,7 +99,7 @@ _OURS: Final = _words(
     "|work|world|worst|yes|zb"
     "|across|between|effect|gathered|nodes|places|prefetch|reductions|then|twice|until|wide"
     "|allocation|blocking|bound|churn|collection|effect|little|longer|pageable|parallel|pauses|polls|rate|serving|split|stream"
-    "|paused|without|workers"
+    "|elements|fastest|input|least|paused|without|workers"
 )
 """Match names made of OverlapScope's own words: operations, causes, metrics, findings, figures, formats."""
 _NAMES: Final = "|".join(map(re.escape, [*CAUSES, *IDLE_CAUSES, *(reader.format for reader in BUILT_IN_READERS)]))

@@ -81,11 +81,11 @@ def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> St
     if pieces is None:
         return None
     begin, end = np.array([window for window, _ in complete], np.int64).T
-    step = np.searchsorted(begin, pieces.start_ns, side="right") - 1
-    inside = (step >= 0) & (pieces.start_ns < end[step])
-    codes, name = np.unique(pieces.name[inside], return_inverse=True)
-    at = name.ravel() * begin.size + step[inside]
-    own_ns = sum_by(at, (pieces.end_ns - pieces.start_ns)[inside], codes.size * begin.size)
+    parts, piece = parts_inside(Intervals(pieces.start_ns, pieces.end_ns), Intervals(begin, end))
+    step = np.searchsorted(begin, parts.starts, side="right") - 1
+    codes, name = np.unique(pieces.name[piece], return_inverse=True)
+    at = name.ravel() * begin.size + step
+    own_ns = sum_by(at, parts.ends - parts.starts, codes.size * begin.size)
     return StepOperations(
         steps=tuple(number for _, number in complete),
         names=tuple(timeline.names[code] for code in codes.tolist()),

@@ -33,6 +33,7 @@ _WORDS: Final = {
     "arrive": "late rank: began {what} last",
 }
 """What the time of a link is, by its kind."""
+_UNNAMED: Final = {"launch": "launched", "host": "what its thread did before"}
 _GAPS: Final = {
     "begins": "nothing before it was recorded",
     "not_launched": "its launch was not recorded",
@@ -183,8 +184,8 @@ def _words(links: Sequence[Link], *, brief: bool) -> str:
 def link_words(each: Link, *, brief: bool = False) -> str:
     """Return what the time of a link is, in one line."""
     words = _WORDS.get(each.kind, each.kind + " {what}").format(what=_named(each.what, each.op, brief=brief))
-    if each.what is None:  # a CPU run records no calls
-        words = "launched" if each.kind == "launch" else "what its thread did before"
+    if each.what is None and each.kind in _UNNAMED:  # a CPU run records no calls
+        words = _UNNAMED[each.kind]
     elif each.kind == "host":
         last = _named(each.what, each.op, brief=brief)
         words = f"host: {last}"
