@@ -28,15 +28,20 @@ LONG_ONES, ALIKE = 2.0, 0.2
 others together what those of a peer took, but for this share: no core is so much slower for these alone."""
 
 
-def by_sizes(rank: int, others: Sequence[int], run: Run) -> tuple[str, dict[str, Any]]:
+def by_sizes(rank: int, others: Sequence[int], run: Run, longer: float) -> tuple[str, dict[str, Any]]:
     """Decide between more work and slower compute of a host, from the sizes of what its operations were given; with
-    evidence."""
+    evidence. It computed `longer` times as long as its peers.
+
+    Larger inputs are the cause where they are larger by more than a part (MOST) of that: parameters are inputs, too, so
+    that twice the batch makes them less than twice as large.
+    """
     times = [found for each in others if (found := _times_as_large(run.ranks[rank], run.ranks[each])) is not None]
     if not times:
         return "longer_compute", {}
     usual = float(np.median(times))
     if usual >= LARGER:
-        return "more_work", {"input_elements_times": usual}
+        most = usual - 1 >= MOST * (longer - 1)
+        return "more_work" if most else "longer_compute", {"input_elements_times": usual}
     same = same_operations(rank, others, run) and abs(usual - 1) <= EQUAL
     return "slower_compute" if same else "longer_compute", {}
 

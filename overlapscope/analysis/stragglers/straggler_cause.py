@@ -91,7 +91,7 @@ def find_straggler_cause(
         cause = "host" if outside else "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         if cause == "longer_compute":
-            cause, sized = by_sizes(rank, compared_peers(late), run)
+            cause, sized = by_sizes(rank, compared_peers(late), run, _times_as_long(late, work))
             more |= sized
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
@@ -121,7 +121,8 @@ def _of_longer_compute(
         return cause, more
     longer_ns = more["compute_ns"] - more["peers_compute_ns"]
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
-    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run)
+    times = more["compute_ns"] / max(more["peers_compute_ns"], 1.0)
+    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, times)
     more |= sized
     if cause == "more_work":
         return cause, more
@@ -133,6 +134,13 @@ def _of_longer_compute(
     if _on_cores_of_others(late, run, work, core_waits, lead_ns):
         return None, more  # others had the cores
     return cause, more
+
+
+def _times_as_long(late: Sequence[LateArrivals], work: Mapping[int, RankCompute]) -> float:
+    """Return how many times as long as its peers the rank computed; infinite where that is not known."""
+    rank, peers = late[0].rank, [work[each].compute_ns for each in compared_peers(late) if each in work]
+    usual = float(np.median(peers)) if peers else 0.0
+    return work[rank].compute_ns / usual if usual and rank in work else np.inf
 
 
 def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> tuple[int, int]:

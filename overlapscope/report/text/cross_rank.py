@@ -59,6 +59,10 @@ WORDS: Final[Mapping[str, str]] = {
     "peers_sm_clock_mhz": "its peers' SM clock {} MHz",
 }
 """The text of each figure of evidence; a figure that is not listed is shown under its own name."""
+LARGER_INPUTS: Final[Mapping[str, str]] = {
+    "more_work": "more work ({})", "longer_compute": "longer compute ({}, or it is slower)",
+}  # fmt: skip
+"""Of a rank whose operations had larger inputs: where that explains most of it, and where it does not."""
 SHARES: Final = frozenset({"in_larger_grids"})
 CHANCE: Final = "chance"
 LEAST_CHANCE: Final = 1e-4
@@ -203,11 +207,13 @@ def _cause(straggler: Straggler) -> str:
             f"more work ({ran} than ranks that waited for it, about {ms(took)} of the "
             f"{ms(evidence.get('computed_more_ns'))} ms that it computed longer)"
         )
+    times = evidence.get("input_elements_times")
+    if times and straggler.held_by in LARGER_INPUTS:
+        words = LARGER_INPUTS[straggler.held_by].format(
+            f"its operations were given {times:.2f} times as many elements as its peers'"
+        )
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
-    times = evidence.get("input_elements_times")
-    if straggler.held_by == "more_work" and times:
-        words = f"more work (its operations were given {times:.2f} times as many elements as its peers')"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

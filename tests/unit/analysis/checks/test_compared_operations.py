@@ -60,7 +60,7 @@ def test_how_many_times_as_large_they_are_is_said(late: Run) -> None:
 
 def test_equal_inputs_of_other_calls_show_no_slower_core() -> None:
     other = with_sizes(with_operations(job(fault="slower_compute"), later=100), USUAL)
-    assert by_sizes(CULPRIT, OTHERS, other) == ("longer_compute", {})
+    assert by_sizes(CULPRIT, OTHERS, other, 1.5) == ("longer_compute", {})
 
 
 def test_only_steps_that_both_recorded_with_shapes_are_compared(late: Run) -> None:
@@ -68,5 +68,12 @@ def test_only_steps_that_both_recorded_with_shapes_are_compared(late: Run) -> No
     sizes[0] = 10 * USUAL
     without_first = np.full(STEPS, USUAL, np.int64)
     without_first[0] = NONE
-    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes, without_first)) == ("slower_compute", {})
-    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes))[0] == "more_work"
+    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes, without_first), 1.5) == ("slower_compute", {})
+    assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes), 1.5)[0] == "more_work"
+
+
+def test_inputs_that_are_larger_by_far_less_than_compute_is_longer_do_not_explain_it(late: Run) -> None:
+    larger = with_sizes(late, round(1.1 * USUAL))
+    known = {"input_elements_times": pytest.approx(1.1)}
+    assert by_sizes(CULPRIT, OTHERS, larger, 1.19) == ("more_work", known)
+    assert by_sizes(CULPRIT, OTHERS, larger, 1.21) == ("longer_compute", known)
