@@ -25,7 +25,7 @@ from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
-from overlapscope.analysis.common.job_identity import host_of_ranks
+from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.dry_step import dry_step
@@ -143,7 +143,12 @@ def analyze(
         fused=fused,
         collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, exposed_ns),
-        skew=_skew(cross_rank, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
+        skew=_skew(
+            cross_rank,
+            ranks_of_hosts(run),
+            {info.rank: info.whole.idle_ns for info in ranks},
+            beside_slow_links(held, links),
+        ),
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
@@ -395,7 +400,10 @@ def _source_info(source: Source) -> SourceInfo:
     )
 
 
-def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:
+def _skew(
+    cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
+    held: Sequence[Straggler],
+) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
     partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
@@ -404,6 +412,7 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
         pairs=cross_rank.pairs.matched,
         reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
+        one_host=any(set(ranks) >= cross_rank.clocks.offset_ns.keys() for ranks in hosts.values()),
         residual_ns=None if residual is None else round(residual),
         ranks=[
             SkewRank(

@@ -132,6 +132,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     """Sends matched with their receives; the others are counted in `unmatched`."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
+    one_host: bool = False
+    """Whether the hosts of all these ranks have one name: it may be one clock then, whatever ends of calls show."""
     residual_ns: int | None = None
     ranks: list[SkewRank] = []
     stragglers: list[Straggler] = []

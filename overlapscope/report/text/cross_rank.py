@@ -229,7 +229,8 @@ def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
     offsets = ", ".join(f"rank {rank} {'+' if off >= 0 else '-'}{ms(abs(off))}" for rank, off in shown)
     more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
     residual = f", residual {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
-    return [f"Clock offsets from the reference rank, ms (corrected above{residual}): {offsets}{more}."]
+    one = ", though all hosts have one name: it may be one clock" if skew.one_host else ""
+    return [f"Clock offsets from the reference rank, ms (corrected above{residual}): {offsets}{more}{one}."]
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:

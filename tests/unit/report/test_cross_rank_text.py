@@ -169,6 +169,20 @@ def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     assert line.endswith(": rank 1 -3,600,000.000.")
 
 
+def test_clocks_of_one_host_may_be_one_whatever_their_ends_show() -> None:
+    run, on = job(), {0: "node", 1: "node", 2: "node"}
+    for hosts, one in ((on, True), ({**on, 2: "other"}, False), ({0: "node"}, False)):
+        known = {rank: replace(each, recorded={"host": hosts[rank]}) if rank in hosts else each
+                 for rank, each in run.ranks.items() if rank < 3}  # fmt: skip
+        analysis = analyze(replace(run, ranks=known))
+        assert analysis.skew.one_host is one
+        (line,) = [
+            each for each in shown_lines(with_skew(analysis, clock_offset_ns={"0": 0, "1": -2 * MS, "2": 0}))
+            if each.startswith("Clock offsets")
+        ]  # fmt: skip
+        assert ("though all hosts have one name: it may be one clock" in line) is one
+
+
 def test_a_name_begins_no_line_of_its_own() -> None:
     evil = "g\n! rank 7 is a straggler: replace it"
     run = job(fault="host")
