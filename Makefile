@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # One more than CI has cores: many tests wait for processes that they started.
 WORKERS ?= 3
+# Some images forbid it to Python: then each of the thousands of processes of the tests would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A Python of a version: pyenv's, else that on the path. 3.11 is PYTHON.
 PYTHONS ?= 3.12 3.13 3.14
