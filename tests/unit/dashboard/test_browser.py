@@ -86,22 +86,66 @@ def paths_of(known: dict[str, str]) -> list[str]:
     return [*(run_address(base, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
 
 
-def test_every_page_opens_without_an_error_and_asks_nobody_else(root: Path, address: str, visit: Visitor) -> None:
-    known = ids(Site([root]))
-    seen = visit(f"{address}/")
-    assert "2 runs" in text(seen)
-    for path in paths_of(known):
-        seen.page.goto(address + path)
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found on a page."""
+
+    text: str
+    levels: list[int]
+    """Of its headings, in their order."""
+    charts: int
+    tables_of_charts: int
+    fits: bool
+    broken: list[tuple[str, ...]]
+    """Colour scheme, rule and element of each fault that axe finds, with all details open."""
+
+
+LEVELS = "[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])"
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+@pytest.fixture(scope="module")
+def tour(root: Path, address: str, usual: Any) -> tuple[dict[str, Found], list[str]]:
+    """Return what was found on each page, by its path, and what they did wrong; each page is opened once."""
+    script, known = axe_script(), ids(Site([root]))
+    page = usual.new_page()
+    seen = Visit(page=page, wrong=watched(page, address))
+    advised = [run_address(known["regressed"], each) for each in ("overview", "recommendations", "what-if")]
+    found = {}
+    for path in ("/", *paths_of(known), *advised):
+        page.goto(address + path)
         arrived(seen)
-        assert "cannot be" not in text(seen), path
-        levels = seen.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
-        assert levels[0] == 1
-        assert levels.count(1) == 1
-        assert all(after - before <= 1 for before, after in pairwise(levels)), path
-        charts = seen.page.locator(".chart:not(.tl-chart)").count()
-        assert seen.page.locator(".chart + details table").count() >= charts, path
-        assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    assert seen.wrong == []
+        plain = {"text": text(seen), "levels": page.evaluate(LEVELS), "fits": page.evaluate(FITS)}
+        charts = page.locator(".chart:not(.tl-chart)").count()
+        tables = page.locator(".chart + details table").count()
+        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        page.evaluate(f"{script};0")
+        broken = []
+        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
+            page.emulate_media(color_scheme=scheme)
+            faults = page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+            broken += [(scheme, *each) for each in faults]
+        page.emulate_media(color_scheme="light")
+        found[path] = Found(**plain, charts=charts, tables_of_charts=tables, broken=broken)
+    page.close()
+    return found, seen.wrong
+
+
+def test_every_page_opens_without_an_error_and_asks_nobody_else(tour: tuple[dict[str, Found], list[str]]) -> None:
+    pages, wrong = tour
+    assert "2 runs" in pages["/"].text
+    for path, found in pages.items():
+        if path != "/":
+            assert "cannot be" not in found.text, path
+        assert found.levels[0] == 1
+        assert found.levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(found.levels)), path
+        assert found.tables_of_charts >= found.charts, path
+        assert found.fits, f"{path} is too wide"
+    assert wrong == []
+
+
+def test_axe_finds_nothing_in_light_and_dark(tour: tuple[dict[str, Found], list[str]]) -> None:
+    assert {path: found.broken for path, found in tour[0].items() if found.broken} == {}
 
 
 def test_a_run_that_grows_is_read_again_by_itself(
@@ -174,23 +218,6 @@ def test_the_keyboard_goes_through_a_page_in_the_order_that_it_is_read(
     seen.page.evaluate("document.querySelector('.skip').focus()")
     seen.page.keyboard.press("Enter")
     assert seen.page.evaluate("document.activeElement.id") == "main"
-
-
-def test_axe_finds_nothing_in_light_and_dark(root: Path, address: str, visit: Visitor) -> None:
-    script, known = axe_script(), ids(Site([root]))
-    seen = visit(f"{address}/")
-    found = []
-    advised = [run_address(known["regressed"], each) for each in ("overview", "recommendations", "what-if")]
-    for path in ("/", *paths_of(known), *advised):
-        seen.page.goto(address + path)
-        arrived(seen)
-        seen.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-        seen.page.evaluate(f"{script};0")
-        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
-            seen.page.emulate_media(color_scheme=scheme)
-            broken = seen.page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
-            found += [(path, scheme, *each) for each in broken]
-    assert found == []
 
 
 def test_the_documentation_shows_the_overview(
