@@ -175,7 +175,7 @@ def test_from_a_recommendation_to_its_chain_and_to_what_if_with_the_keyboard(vis
     assert visit.wrong == []
 
 
-@pytest.mark.parametrize("width", [800, 1280, 1920])
+@pytest.mark.parametrize("width", [800, pytest.param(1280, marks=pytest.mark.long), 1920])
 def test_cards_are_to_scale_and_nothing_is_cut(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
     for name in ("overview", "recommendations", "what-if", "collectives"):

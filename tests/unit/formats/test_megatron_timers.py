@@ -304,7 +304,9 @@ def test_timers_far_behind_the_head_are_found(tmp_path: Path) -> None:
     assert len(rows(analyze(read_inputs([folder])))) == 1 + 2 * len(TIMERS)
 
 
-@pytest.mark.parametrize("shift", range(0, 200, 23))
+@pytest.mark.parametrize(
+    "shift", [pytest.param(at, marks=() if at % 3 == 0 else (pytest.mark.long,)) for at in range(0, 200, 23)]
+)
 def test_a_heading_at_the_end_of_a_part_is_found(shift: int, tmp_path: Path) -> None:
     """The text is searched in parts of a MiB."""
     text = block(random_times(1))

@@ -12,6 +12,8 @@ from overlapscope.timeline.intervals import length
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, operations_on_cores, pairs_of
 from tests.support.rank_rows import rank_timeline
 
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2)))
+
 
 def test_a_host_certainly_ran_where_its_calls_follow_each_other_closely() -> None:
     close = [{"name": "aten::add", "start_ns": at, "end_ns": at + 20_000} for at in range(0, MS, 50_000)]
@@ -132,7 +134,7 @@ def test_a_longer_time_between_operations_is_no_pause() -> None:
     assert of_operations([*usual, later]).paused.starts.size == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("hosts", "cores"), [(2, 1), (3, 2), (4, 2)])
 def test_operations_of_hosts_that_share_cores_show_how_many(seed: int, hosts: int, cores: int) -> None:
     def found(cores: int) -> int | None:
@@ -144,7 +146,7 @@ def test_operations_of_hosts_that_share_cores_show_how_many(seed: int, hosts: in
     assert found(hosts) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("slowed", [1.3, 1.7, 2.0])
 def test_operations_that_are_short_only_alone_show_no_turns(seed: int, slowed: float) -> None:
     """As hosts make them that share a memory, or the halves of a core."""
