@@ -452,13 +452,25 @@ def test_a_file_without_anything_usable_is_refused_in_one_line(
     refused(placed(tmp_path, content), capsys)
 
 
+def good_pair(place: Path) -> Path:
+    """Write two good files in a folder of `place`, and return the folder."""
+    placed(place, write(training(), metadata=distributed(0)), "a.json")
+    return placed(place, write(training(3), metadata=distributed(1), compress=True), "c.json.gz").parent
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    """The analysis of the two good files."""
+    folder = good_pair(tmp_path_factory.mktemp("alone"))
+    analysis: Document = msgspec.to_builtins(overlapscope.load(folder).analysis())
+    return analysis
+
+
 @pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE.keys())
 def test_a_bad_file_among_good_ones_costs_only_itself(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, alone: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    placed(tmp_path, write(training(), metadata=distributed(0)), "a.json")
-    folder = placed(tmp_path, write(training(3), metadata=distributed(1), compress=True), "c.json.gz").parent
-    alone = read(folder, capsys)
+    folder = good_pair(tmp_path)
     bad = placed(tmp_path, content, "b.json")
     together = msgspec.to_builtins(overlapscope.load(folder).analysis())
     assert main(["analyze", str(folder / "a.json"), str(bad), str(folder / "c.json.gz"), "--json"]) == 0
