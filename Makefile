@@ -166,15 +166,17 @@ $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
-# After the other environment, never beside it: both build in this tree.
+# After the other environment, never beside it: both build in this tree. Modules are compiled when first imported: of large
+# frameworks, few are.
 .venv313/.ready: pyproject.toml constraints.txt | $(READY)
 	test -x .venv313/bin/python || $(call python_of,3.13) -m venv .venv313
-	.venv313/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
+	.venv313/bin/python -m pip install -q --no-compile -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
 	@touch $@
 
 .venv-extras/.ready: pyproject.toml constraints.txt | $(READY)
 	test -x .venv-extras/bin/python || $(PYTHON) -m venv .venv-extras
-	.venv-extras/bin/python -m pip install -q -c constraints.txt -e '.[torch,hosts,notebook-tests]' pytest pytest-xdist hypothesis
+	.venv-extras/bin/python -m pip install -q --no-compile -c constraints.txt -e '.[torch,hosts,notebook-tests]' \
+	  pytest pytest-xdist hypothesis
 	@touch $@
 
 # The same holds for these, of which pyproject.toml alone says the versions.
