@@ -1,6 +1,7 @@
 """Where data lies, how Hypothesis runs, and a closing word on what was skipped and why."""
 
 import fcntl
+import gc
 import os
 import tarfile
 from collections import Counter
@@ -29,15 +30,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Let one of xdist's workers collect before the others, for which it leaves the compiled modules."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
+    """Collect tests without looking for garbage, and never look for any in what is then there.
+
+    One of xdist's workers collects before the others, for which it leaves the compiled modules.
+    """
+    gc.disable()
     with Path(__file__).open("rb") as file:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_SH)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH)
-        return (yield)
+            result = yield
+        finally:
+            gc.enable()
+    gc.collect()
+    gc.freeze()  # tests that have garbage collected would look through torch and all tests each time
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
