@@ -58,7 +58,13 @@ from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
-from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late, hosts_in_turns, pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.shared_cores import (
+    decide_who_is_late,
+    hosts_in_turns,
+    lack_cores,
+    pinned_hosts,
+    shared_cores,
+)
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
@@ -111,19 +117,16 @@ def analyze(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     head = headline(rank_windows(ranks, alone), cross_rank)
+    still = standing_still(run, _stood_still(alone), windows, shared)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
-        *slow_operations(
-            {rank: own.operations for rank, own in alone.items() if own.operations},
-            head.step_ns,
-            same_inputs=all(map(same_inputs, run.ranks.values())),
-        ),
+        *_slow_operations(run, alone, head.step_ns, [*shared, *still]),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
         *shared,
-        *standing_still(run, _stood_still(alone), windows, shared),
+        *still,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(
@@ -210,6 +213,17 @@ def waiting_for_turns(alone: Mapping[int, RankSummary], turns: Sequence[Turns]) 
         )
         for rank, own in alone.items()
     }
+
+
+def _slow_operations(
+    run: Run, alone: Mapping[int, RankSummary], step_ns: int | None, known: Sequence[Finding]
+) -> list[Finding]:
+    """Return the finding on operations that take longer in most steps; none where it is `known` that hosts lack cores
+    or stand still, which says more of the same time."""
+    if lack_cores(known) or any(each.id == "standing_still" for each in known):
+        return []
+    of_ranks = {rank: own.operations for rank, own in alone.items() if own.operations}
+    return slow_operations(of_ranks, step_ns, same_inputs=all(map(same_inputs, run.ranks.values())))
 
 
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:

@@ -8,8 +8,9 @@ from typing import Final
 
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.intervals import intersection, length
+from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 
 MOST_NAMED: Final = 3
@@ -28,28 +29,48 @@ WORKERS: Final = "_SingleProcessDataLoaderIter"
 
 
 def data_loading(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where the device is idle while a batch is fetched."""
+    """Return the recommendation where the device is idle while a batch is fetched; without a device also where the host
+    computes meanwhile, for the batch."""
     found = host_time(given, "data_loading")
-    if found.ns < LEAST_LOADING * given.step_ns or not found.ns:
+    own = {} if given.run_has_device else _fetched_ns(given)
+    lost = max(found.ns, round(fmean(own.values()))) if own else found.ns
+    if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
     alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
-    who = "the device waits" if given.run_has_device else "ranks compute nothing for"
+    how = f"the device waits {ms(lost)}" if given.run_has_device else f"{ms(lost)}"
+    until = (
+        "while a batch is fetched" if given.run_has_device else "pass on the training thread while it fetches a batch"
+    )
     return recommended(
         given,
         id="data_loading",
-        title=f"Load data beside the step: {who} {ms(found.ns)} of a {ms(given.step_ns)} {given.per} while "
-        f"a batch is fetched{', by the training process itself' if alone else ''}",
-        at_most_ns=found.ns,
+        title=f"Load data beside the step: {how} of a {ms(given.step_ns)} {given.per} {until}"
+        f"{', by the training process itself' if alone else ''}",
+        at_most_ns=lost,
         bound_from="loss",
         apply={
             "torch": "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)\n"
             "batch = batch.to(device, non_blocking=True)  # from pinned memory"
         },
-        evidence={"data_loading_ns": found.ns, "idle_ns": given.figures.idle_ns, "without_workers": alone},
+        evidence={"data_loading_ns": lost, "idle_ns": given.figures.idle_ns, "without_workers": alone},
         shown_by=found.shown_by,
-        measured=["idle time in which the host was in the loader"],
+        measured=["idle time in which the host was in the loader"]
+        if given.run_has_device
+        else ["time in which the host was in the loader"],
         assumed=[f"that storage and cores can deliver batches as fast as they are taken; {BOUND}"],
     )
+
+
+def _fetched_ns(given: RuleInput) -> dict[int, float]:
+    """Return for how long a step each rank fetched a batch in ranges that say so."""
+    found = {}
+    for rank, windows in given.windows.items():
+        notes = given.run.ranks[rank].annotations
+        loads = loads_data(given.run.ranks[rank], notes.name, notes.start_ns, notes.end_ns)
+        times = union((notes.start_ns[loads], notes.end_ns[loads]))
+        if windows:
+            found[rank] = length(intersection(times, time_of(windows))) / len(windows)
+    return found
 
 
 def garbage_collection(given: RuleInput) -> Recommendation | None:

@@ -7,7 +7,9 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
 
 SOME: Final = 0.25
-"""Others wait for a rank if they do for at least this share of its pauses."""
+"""Others wait for a rank if they do for at least this share of its pauses, and ..."""
+MOSTLY: Final = 0.5
+"""... for this share of the longest that they wait for one."""
 
 
 def standing_still(given: RuleInput) -> Recommendation | None:
@@ -46,8 +48,11 @@ def standing_still(given: RuleInput) -> Recommendation | None:
 
 
 def _delays(given: RuleInput, rank: int, lost_ns: float) -> bool:
-    """Return whether a step may be shorter without the pauses of a rank, of so many ns a step: not where others wait
-    for it far less, and it waits for others for longer."""
+    """Return whether a step may be shorter without the pauses of a rank, of so many ns a step: not where it waits for
+    others for longer, and these wait for it far less, or mostly for another one."""
     own = next((each for each in given.analysis.skew.ranks if each.rank == rank), None)
     in_all_ns = lost_ns * max(given.analysis.headline.steps, 1)
-    return own is None or own.blame_ns >= SOME * in_all_ns or own.wait_ns < in_all_ns
+    if own is None or own.wait_ns < in_all_ns:
+        return True
+    most_ns = max(each.blame_ns for each in given.analysis.skew.ranks)
+    return own.blame_ns >= max(SOME * in_all_ns, MOSTLY * most_ns)

@@ -59,13 +59,14 @@ def slow_operations(
         f"({each.calls:,.0f} calls)"
         for each in slowest
     ]
-    had_more = "" if same_inputs else "they had more to do in them, or "
+    had_more = "" if same_inputs else "they had more to do in them, "
     return [
         Finding(
             id="slow_operations",
             severity="warning",
             title="operations take longer in most steps than in the fastest, with as many calls: "
-            f"{list_some(named, MOST_NAMED)}; {had_more}cores or memory were slower",
+            f"{list_some(named, MOST_NAMED)}; {had_more}a core was slower or "
+            "taken from them, or memory was slow",
             evidence={
                 "operations": [
                     {"name": each.name, "calls": each.calls, "usual_ns": round(each.usual_ns),

@@ -94,7 +94,7 @@ def standing_still(
     rest = [own.mean_ns for rank, own in found.items() if rank not in much]
     named = [f"rank {rank} for at least {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
-    others = f", the others for at most {format_ms(max(rest))} in the mean" if rest else ""
+    others = f", the others for less, as far as is seen ({format_ms(max(rest))} in the mean)" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
     how, why = BY_ACCOUNT if accounted else BY_TRACE
     if not accounted and all(same_inputs(run.ranks[rank]) for rank in much):

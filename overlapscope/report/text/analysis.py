@@ -87,6 +87,10 @@ UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
+MAY_BE_WAITING: Final = ("dependency", "unknown")
+"""Causes of calls of which some are not split into wait and transfer ..."""
+OR_RANKS: Final = ", or for other ranks"
+"""... and what then ends their labels."""
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 APART = 0.2
@@ -343,6 +347,7 @@ def _causes(analysis: Analysis) -> str:
     cost = analysis.throughput
     hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
     price = cost.price_per_gpu_hour if cost and hours else None
+    unsplit = head.exposed_wait_ns is None and len(analysis.ranks) > 1
     every, whole = usual_causes(analysis), causes_of_all_steps(analysis)
     of_steps = "of all steps" if every == whole else "of steps but outliers"
     columns = ["why exposed", f"ms a {head.window}", of_steps if every else "share"]
@@ -356,7 +361,8 @@ def _causes(analysis: Analysis) -> str:
         return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
 
     def label(cause: str) -> str:
-        return cause_label(cause, on_cpu=not analysis.run.has_device)
+        may_wait = unsplit and cause in MAY_BE_WAITING
+        return cause_label(cause, on_cpu=not analysis.run.has_device) + OR_RANKS * may_wait
 
     sums = every or head.causes
     only_in_some = [cause for cause, ns in every.items() if ns >= WORTH_NAMING * every.total()]
@@ -372,7 +378,7 @@ def _causes(analysis: Analysis) -> str:
         rows.append(row(groups.get(causes) or label(causes[0]), *causes))
         rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
-    if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
+    if unsplit and "dependency" in head.causes:
         bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
         why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
         if analysis.skew.unmatched:
