@@ -124,7 +124,7 @@ def analyze(
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
-        *links,
+        *_of_links(links, shared),
         *shared,
         *still,
         *recording_gaps(run.sources, _linkage(alone)),
@@ -213,6 +213,11 @@ def waiting_for_turns(alone: Mapping[int, RankSummary], turns: Sequence[Turns]) 
         )
         for rank, own in alone.items()
     }
+
+
+def _of_links(found: Sequence[Finding], shared: Sequence[Finding]) -> Iterable[Finding]:
+    """Return the findings on links; not those from transfers where hosts lack cores, which transfers need, too."""
+    return [each for each in found if each.known_from != "transfers" or not lack_cores(shared)]
 
 
 def _slow_operations(

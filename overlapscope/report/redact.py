@@ -169,7 +169,7 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
         "NVLink|XGMI|PCIe|PIX|PXB|PHB|NODE|SYS|network|info|warning|timeout": "kind",
         rf"(?i:{_LIBRARY}) {_VERSION}": "library",
         _LIBRARY: "backend",
-        _KERNEL: "names host_op KernelChange.name PathOperation.name Link.op Link.before ExplainedSpan.name"
+        _KERNEL: "names host_op longer_op KernelChange.name PathOperation.name Link.op Link.before ExplainedSpan.name"
         " ExplainedSpan.op",
         "|".join((*EDGE_KINDS, *KNOWN_BY, *GAPS, *get_args(Doing))): "Link.kind Link.known Link.gap Chain.doing"
         " ExplainedSpan.kind",

@@ -17,9 +17,15 @@ FEWEST: Final = 4
 SLOWER: Final = 1.25
 """The median step takes at least so many times as long in the operation as the fastest. A choice: cores of one machine
 differ by less, and so do steps of a sound job."""
+EACH_SLOWER: Final = 1.15
+"""Its median piece is so many times as long as in the fastest step: not a few calls alone, which lost their core."""
 WORTH: Final = 0.05
 """What the median step takes longer is at least this share of it."""
 MOST_NAMED: Final = 3
+
+
+_Rows = tuple[Ints, Ints, Floats]
+"""Of one name, in each step: its time, its calls, and its median piece."""
 
 
 class _Slow(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +65,13 @@ def slow_operations(
         f"({each.calls:,.0f} calls)"
         for each in slowest
     ]
-    had_more = "" if same_inputs else "they had more to do in them, "
+    had_more = "" if same_inputs else "they had more to do in them, or "
     return [
         Finding(
             id="slow_operations",
             severity="warning",
-            title="operations take longer in most steps than in the fastest, with as many calls: "
-            f"{list_some(named, MOST_NAMED)}; {had_more}a core was slower or "
-            "taken from them, or memory was slow",
+            title="operations take longer in most steps than in the fastest, and most of their calls do: "
+            f"{list_some(named, MOST_NAMED)}; {had_more}cores or memory were slower",
             evidence={
                 "operations": [
                     {"name": each.name, "calls": each.calls, "usual_ns": round(each.usual_ns),
@@ -80,16 +85,18 @@ def slow_operations(
     ]  # fmt: skip
 
 
-def _by_name(own: StepOperations, steps: list[int]) -> dict[str, tuple[Ints, Ints]]:
-    """Return the time and the calls of each name in these steps."""
+def _by_name(own: StepOperations, steps: list[int]) -> dict[str, _Rows]:
+    """Return the time, the calls and the median piece of each name in these steps."""
     at = [own.steps.index(step) for step in steps]
-    return {name: (own.own_ns[row, at], own.calls[row, at]) for row, name in enumerate(own.names)}
+    return {
+        name: (own.own_ns[row, at], own.calls[row, at], own.piece_ns[row, at]) for row, name in enumerate(own.names)
+    }
 
 
-def _slow(name: str, steps: list[int], ranks: list[dict[str, tuple[Ints, Ints]]]) -> _Slow | None:
+def _slow(name: str, steps: list[int], ranks: list[dict[str, _Rows]]) -> _Slow | None:
     """Return how long the operation takes, if it takes longer in most of the steps that make as many calls of it."""
-    nothing = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    times, calls = (np.array(each) for each in zip(*(own.get(name, nothing) for own in ranks), strict=True))
+    nothing = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64), np.zeros(len(steps))
+    times, calls, pieces = (np.array(each) for each in zip(*(own.get(name, nothing) for own in ranks), strict=True))
     usual = np.median(calls, axis=1)[:, None]
     alike = np.flatnonzero((calls == usual).all(axis=0))
     if alike.size < FEWEST:
@@ -97,7 +104,8 @@ def _slow(name: str, steps: list[int], ranks: list[dict[str, tuple[Ints, Ints]]]
     took: Floats = times[:, alike].mean(axis=0)
     at = int(took.argmin())
     least_ns, usual_ns = float(took[at]), float(np.median(took))
-    if usual_ns < SLOWER * least_ns:
+    piece = pieces[:, alike].mean(axis=0)
+    if usual_ns < SLOWER * least_ns or float(np.median(piece)) < EACH_SLOWER * piece[at]:
         return None
     return _Slow(
         name=name, calls=fmean(usual.ravel().tolist()), usual_ns=usual_ns, least_ns=least_ns, fastest=steps[alike[at]]

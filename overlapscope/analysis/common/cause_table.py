@@ -50,7 +50,7 @@ CAUSES: Final[dict[str, Cause]] = {
     "peer_core": Cause(
         label="wait: the late rank waited for a core",
         description="likewise, as far as it had waited for a core for longer, which is then neither computing nor "
-        "idling: where the system's account of both ranks was recorded",
+        "idling: where the system's account of both ranks was recorded, or their traces show that they take turns",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -67,7 +67,7 @@ CAUSES: Final[dict[str, Cause]] = {
     "peer_host": Cause(
         label="wait: the late rank idled longer (host)",
         description="likewise, as far as it had done neither for longer: its host, or copies; without a device also as "
-        "far as it stood still inside operations",
+        "far as it slept inside operations, by the system's account",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",

@@ -47,6 +47,9 @@ class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Neither ran nor waited for a core while it seemed to compute: it slept, waited for a lock, or for a file."""
     sleep_known: bool
     """False where `sleeping` is empty because that is not known."""
+    by_account: bool = True
+    """Whether the system's account says so; else operations that take longer than in other steps do, which may have had
+    more to do."""
 
 
 MOST_AHEAD_NS: Final = 50_000_000
@@ -67,7 +70,9 @@ def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | Non
     if read_ns.size < 2:
         if host is None:
             return None
-        return CoreWaiting(computing=NEVER, idling=NEVER, sleeping=BusyTime(host.stood_still), sleep_known=True)
+        return CoreWaiting(
+            computing=NEVER, idling=NEVER, sleeping=BusyTime(host.stood_still), sleep_known=True, by_account=False
+        )
     compute = BusyTime(covered.compute)
     idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
     alone = BusyTime(difference(covered.compute, covered.comm))
@@ -90,7 +95,7 @@ def in_turn(host: HostRuns, waits: Intervals) -> CoreWaiting:
     """Return the same of a host that takes turns on cores with others: `waits` is when they had all of them."""
     return CoreWaiting(
         computing=BusyTime(waits), idling=NEVER, sleeping=BusyTime(difference(host.stood_still, waits)),
-        sleep_known=True,
+        sleep_known=True, by_account=False,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
-idling; without it, in a CPU run, a host idles where it stands still in operations that take less in other steps); what
+idling; without it hosts that take turns on cores wait for one where they pause in operations); what
 it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
 without a device after those of its group that began earlier; and the rest as the rank's dependency graph says, by what
 the next compute waited for. Where the graph may not say: delay by a late launch; delay by queueing; and the rest, by
@@ -23,7 +23,7 @@ from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting
+from overlapscope.analysis.exposure.core_waiting import NEVER, NOT_KNOWN, CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
@@ -292,7 +292,7 @@ def _waits_of(
     met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
-    did = (_computing(timeline, cover), core.computing, core.sleeping, BusyTime(exposed), core.idling)
+    did = (_computing(timeline, cover), core.computing, _slept(core), BusyTime(exposed), core.idling)
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -314,6 +314,12 @@ def _computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
     if timeline.has_device:
         return BusyTime(cover.compute)
     return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
+
+
+def _slept(core: CoreWaiting) -> Activity:
+    """Return when a rank slept though it seemed to compute, by the system's account: an operation that takes longer
+    than in other steps computes longer, for what is known."""
+    return core.sleeping if core.by_account else NEVER
 
 
 def _last_met(timeline: RankTimeline, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]) -> Ints:
@@ -347,7 +353,7 @@ def _causes_of(
     did: tuple[Callable[[int], Activity], ...] = (
         lambda rank: _computing(run.ranks[rank], coverage[rank]),
         lambda rank: waiting.get(rank, NOT_KNOWN).computing,
-        lambda rank: waiting.get(rank, NOT_KNOWN).sleeping,
+        lambda rank: _slept(waiting.get(rank, NOT_KNOWN)),
         lambda rank: BusyTime(difference(coverage[rank].comm, coverage[rank].compute)),
         lambda rank: waiting.get(rank, NOT_KNOWN).idling,
     )

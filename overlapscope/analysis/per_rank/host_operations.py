@@ -10,7 +10,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
-from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Codes, Columns, Ints, concat, make, take
+from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Codes, Columns, Floats, Ints, concat, make, take
 from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sum_by, unique, values_in
@@ -36,6 +36,8 @@ class StepOperations(msgspec.Struct, frozen=True, kw_only=True):
     """By name and step."""
     calls: Ints
     """How many of each name began in each step."""
+    piece_ns: Floats
+    """The median length of its pieces, which a few long ones leave as it is; NaN without any."""
 
 
 def operation_pieces(timeline: RankTimeline) -> OperationPieces | None:
@@ -91,6 +93,7 @@ def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> St
         names=tuple(timeline.names[code] for code in codes.tolist()),
         own_ns=own_ns.reshape(codes.size, begin.size),
         calls=_calls(timeline, codes, begin, end),
+        piece_ns=_medians(at, parts.ends - parts.starts, codes.size * begin.size).reshape(codes.size, begin.size),
     )
 
 
@@ -100,6 +103,17 @@ def same_inputs(timeline: RankTimeline) -> bool:
     steps = timeline.steps
     sizes = steps.input_elements[~steps.cut]
     return bool(sizes.size > 1 and sizes[0] != NONE and (sizes == sizes[0]).all())
+
+
+def _medians(key: Ints, values: Ints, keys: int) -> Floats:
+    """Return the median of each key's values, the lower of two; NaN of a key without any."""
+    order = np.lexsort((values, key))
+    many = np.bincount(key, minlength=keys)
+    first = np.cumsum(many) - many
+    found: Floats = np.full(keys, np.nan)
+    there = many > 0
+    found[there] = values[order[(first + (many - 1) // 2)[there]]]
+    return found
 
 
 def _calls(timeline: RankTimeline, codes: Codes, begin: Ints, end: Ints) -> Ints:

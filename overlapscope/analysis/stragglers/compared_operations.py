@@ -9,12 +9,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.host_operations import operation_pieces
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -57,6 +58,33 @@ def _times_as_large(one: RankTimeline, other: RankTimeline) -> float | None:
     both = set.intersection(*map(set, sizes)) if len(sizes) == 2 else set()
     own, theirs = (sum(each[step] for step in both) for each in sizes) if both else (0, 0)
     return own / theirs if theirs else None
+
+
+def longer_operation(rank: int, others: Sequence[int], run: Run, longer_ns: float) -> dict[str, Any]:
+    """Return the name of the operation in which most of what a host computed longer than its peers lies, without those
+    that it encloses, and how much that is; empty where none has more than MOST of `longer_ns`, or that is not known."""
+    own_ns = {each: _own_times(run.ranks[each]) for each in (rank, *others)}
+    if not all(own_ns.values()):
+        return {}
+    more = {
+        name: ns - float(np.median([own_ns[each].get(name, 0) for each in others]))
+        for name, ns in own_ns[rank].items()
+    }  # fmt: skip
+    name = max(more, key=more.__getitem__)
+    return {"longer_op": name, "longer_op_ns": round(more[name])} if more[name] > MOST * longer_ns else {}
+
+
+def _own_times(timeline: RankTimeline) -> dict[str, int]:
+    """Return how long a host computed in the operations of each name, without those inside them."""
+    try:
+        pieces = operation_pieces(timeline)
+    except HostEventsError:
+        return {}
+    if pieces is None or not pieces.name.size:
+        return {}
+    names, row = np.unique(pieces.name, return_inverse=True)
+    sums = sum_by(row.ravel(), pieces.end_ns - pieces.start_ns, names.size)
+    return {timeline.names[code]: ns for code, ns in zip(names.tolist(), sums.tolist(), strict=True)}
 
 
 def same_operations(rank: int, others: Sequence[int], run: Run) -> bool:

@@ -25,6 +25,9 @@ IN_A_STEP: Final = 0.05
 """... in this share of the median one: else it was a single event."""
 SOME: Final = 0.25
 """A step counts as one with a pause from this share of the usual pause."""
+LIKE_THE_MOST: Final = 0.5
+"""Hosts that stand still for this share of what the most does are named, too, whatever their median step shows: what
+pauses in most steps seems usual in a trace."""
 MOST_NAMED: Final = 3
 BY_ACCOUNT: Final = (
     "neither on a core nor waiting for one", "they slept, or a core or a lock was taken from them",
@@ -88,9 +91,12 @@ def standing_still(
     in_turns = {rank for each in shared if each.known_from == "trace" for rank in each.evidence["ranks"]}
     known = {rank: act for rank, act in stood_still.items() if rank not in in_turns}
     found = {rank: own for rank, act in known.items() if (own := _in_steps(act, windows.get(rank, ())))}
-    much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].usual_ns)
+    much = [rank for rank, own in found.items() if own.is_much]
     if not much:
         return []
+    least_ns = LIKE_THE_MOST * max(found[rank].mean_ns for rank in much)
+    much = sorted((rank for rank in found if rank in much or found[rank].mean_ns >= least_ns),
+                  key=lambda rank: -found[rank].usual_ns)  # fmt: skip
     rest = [own.mean_ns for rank, own in found.items() if rank not in much]
     named = [f"rank {rank} for at least {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)

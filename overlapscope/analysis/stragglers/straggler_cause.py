@@ -12,7 +12,12 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
-from overlapscope.analysis.stragglers.compared_operations import by_sizes, more_operations, same_operations
+from overlapscope.analysis.stragglers.compared_operations import (
+    by_sizes,
+    longer_operation,
+    more_operations,
+    same_operations,
+)
 from overlapscope.analysis.stragglers.core_waits import waits_on_their_own
 from overlapscope.analysis.stragglers.host_cause import (
     SHARED_CORES,
@@ -126,6 +131,7 @@ def _of_longer_compute(
     more |= sized
     if cause == "more_work":
         return cause, more
+    more |= longer_operation(rank, peers, run, longer_ns)
     pauses_ns, late_ns = _paused_longer(late, paused)
     more["paused_more_ns"] = pauses_ns
     merely = same_operations(rank, peers, run)

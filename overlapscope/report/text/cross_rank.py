@@ -36,6 +36,7 @@ WORDS: Final[Mapping[str, str]] = {
     "idle_more_ns": "idle {} longer than its peers",
     "before_first_launch_ns": "{} of that before the first launch of a step",
     "input_elements_times": "inputs of its operations {} times as large as its peers'",
+    "longer_op_ns": "{} more than its peers in one operation",
     "launched_late_ns": "{} in calls that were launched late",
     "on_core_more_ns": "on a CPU core {} longer",
     "off_core_more_ns": "off the CPU {} longer",
@@ -212,6 +213,8 @@ def _cause(straggler: Straggler) -> str:
         words = LARGER_INPUTS[straggler.held_by].format(
             f"its operations were given {times:.2f} times as many elements as its peers'"
         )
+    if isinstance(evidence.get("longer_op"), str):
+        words += f"; {ms(evidence.get('longer_op_ns'))} ms more than its peers in {short(evidence['longer_op'])}"
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
     if evidence.get("recording_may_explain"):

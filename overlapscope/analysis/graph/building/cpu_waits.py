@@ -35,9 +35,13 @@ from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
 LOOK_BACK: Final = 80
 WOKEN_NS: Final = 5_000_000
 """gloo wakes who waits for a call before it marks its end, and either may lose its core for a turn: the operation that
-follows may begin so much earlier or later than the end, ..."""
+follows may begin so much later than the end, ..."""
 OF_PAUSE: Final = 0.1
-"""... but for no more than this share of the pause before it."""
+"""... but for no more than this share of the pause before it; ..."""
+MARKED_NS: Final = 10_000_000
+"""... or so much earlier, as the thread that marks the end may lose its core twice, ..."""
+OF_WAIT: Final = 0.15
+"""... for no more than this share of the pause."""
 
 
 class CpuWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,13 +155,28 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
 
 
 def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
-    """Return the collective, begun before, that ended last in the gap before each of `asking`; -1 for none."""
+    """Return the collective, begun before, that each of `asking` waited for in the gap before it; -1 for none.
+
+    It is the one that ended last in the gap, if that was at its end; else, if there is one, the one whose end was
+    marked soon after.
+    """
+    pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
+    found = _ended_last(spans, asking, previous, np.zeros_like(pause))
+    ended = np.where(found[asking] >= 0, spans.end_ns[found[asking]], NONE)
+    apart = spans.start_ns[asking] - ended > np.maximum(OF_PAUSE * pause, SILENCE_NS)
+    rest = asking[(ended == NONE) | apart]
+    late = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)[(ended == NONE) | apart]
+    marked_later = _ended_last(spans, rest, previous, late)
+    return np.where(marked_later >= 0, marked_later, found)
+
+
+def _ended_last(spans: Spans, asking: Ints, previous: Ints, late: Ints) -> Ints:
+    """Return the collective, begun before, that ended last in the gap before each of `asking`, or up to so much later;
+    -1 for none."""
     found = np.full(spans.lane.size, -1, np.int64)
     comm = np.flatnonzero(spans.kind == COMM)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     ends = spans.end_ns[by_end]
-    pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
-    late = np.minimum((OF_PAUSE * pause).astype(np.int64), WOKEN_NS)
     at = np.searchsorted(ends, spans.start_ns[asking] + late, side="right")
     for _ in range(LOOK_BACK):
         at = at - 1

@@ -61,9 +61,9 @@ def test_a_gap_in_which_a_collective_ended_was_a_wait_for_it() -> None:
     assert {("host", 100, 105, 5), ("sync", 300, 330, 30), ("host", 100, 330, 5)} <= edges(graph)
 
 
-@pytest.mark.parametrize(("ends", "waited"), [(2350, True), (2560, False)])
+@pytest.mark.parametrize(("ends", "waited"), [(2350, True), (2640, False)])
 def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int, waited: bool) -> None:
-    # gloo wakes the waiting thread before it marks the end: here within a tenth of the pause, of 2200 us.
+    # gloo wakes the waiting thread before it marks the end: here within 15 % of the pause, of 2200 us.
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, ends, 105), (COMPUTE, 0, 2300, 2400, None)])
     assert ("sync" in {each[0] for each in edges(graph)}) == waited
     assert ("host", 100, 2300, 5 if waited else 2200) in edges(graph)
@@ -73,7 +73,8 @@ def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int,
     ("ends", "kind"),
     [
         pytest.param(63_000, "sync", id="4 ms after who waited went on"),
-        pytest.param(64_800, "host", id="6 ms after it: another call"),
+        pytest.param(67_700, "sync", id="9 ms after it: the thread that marks the end had lost its core twice"),
+        pytest.param(68_000, "host", id="more than 15 % after it: another call"),
         pytest.param(55_000, "sync", id="4 ms before: its thread had lost its core for a turn"),
         pytest.param(52_000, "host", id="7 ms before: a pause"),
     ],
@@ -83,7 +84,13 @@ def test_beside_a_long_wait_either_may_lose_its_core_for_a_turn(ends: int, kind:
     begins = 59_000
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, ends, 105), (COMPUTE, 0, begins, begins + 100, None)])
     waited = {each[0] for each in edges(graph) if each[2] == begins and each[1] == ends}
-    assert waited == ({kind} if ends < begins + 5_000 else set())
+    assert waited == ({kind} if kind == "sync" or ends < begins else set())
+
+
+def test_the_call_that_ended_when_a_thread_went_on_is_awaited_rather_than_one_that_ended_later() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 58_900, 105), (COMM, 2, 130, 60_000, 110),
+                      (COMPUTE, 0, 59_000, 59_100, None)])  # fmt: skip
+    assert {each[1] for each in edges(graph) if each[0] == "sync" and each[2] == 59_000} == {58_900}
 
 
 def test_what_a_thread_does_long_after_the_collective_that_it_waited_for_is_its_own_pause() -> None:
