@@ -62,15 +62,15 @@ def test_a_host_in_turns_that_pauses_makes_others_wait_for_a_core(monkeypatch: p
     """Rank 1 waits for its turn; rank 2 takes none, and stands still."""
     run = job({}, FIRST, LAST)
     before = analyzed(monkeypatch, run)
-    assert [late_ms(before, step) for step in (0, 3, 5)] == [{}, {"peer_host": 20}, {"peer_host": 20}]
+    assert [late_ms(before, step) for step in (0, 3, 5)] == [{}, {"peer_compute": 20}, {"peer_compute": 20}]
     after = analyzed(monkeypatch, run, turns({0: [], 1: [pause(3)]}))
-    assert [late_ms(after, step) for step in (0, 3, 5)] == [{}, {"peer_core": 20}, {"peer_host": 20}]
+    assert [late_ms(after, step) for step in (0, 3, 5)] == [{}, {"peer_core": 20}, {"peer_compute": 20}]
 
 
-def test_what_of_a_pause_was_no_turn_of_others_is_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_of_a_pause_was_no_turn_of_others_is_longer_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """They had all cores for 15 of its 20 ms."""
     found = analyzed(monkeypatch, job({}, FIRST), turns({0: [], 1: [pause(3, 15)]}))
-    assert late_ms(found, 3) == {"peer_core": 15, "peer_host": 5}
+    assert late_ms(found, 3) == {"peer_core": 15, "peer_compute": 5}
 
 
 def test_hosts_of_two_cores_wait_each_for_its_own_turn(monkeypatch: pytest.MonkeyPatch) -> None:
