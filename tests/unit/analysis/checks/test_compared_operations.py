@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.stragglers.compared_operations import by_sizes
+from overlapscope.analysis.stragglers.compared_operations import _own_times, by_sizes, longer_operation
 from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
@@ -77,3 +77,16 @@ def test_inputs_that_are_larger_by_far_less_than_compute_is_longer_do_not_explai
     known = {"input_elements_times": pytest.approx(1.1)}
     assert by_sizes(CULPRIT, OTHERS, larger, 1.19) == ("more_work", known)
     assert by_sizes(CULPRIT, OTHERS, larger, 1.21) == ("longer_compute", known)
+
+
+def test_the_operation_in_which_most_of_it_lies_is_named() -> None:
+    run = with_operations(job(fault="slower_compute"))
+    (named,) = accused(run)
+    longer_ns = named.evidence["compute_ns"] - named.evidence["peers_compute_ns"]
+    found = longer_operation(CULPRIT, OTHERS, run, longer_ns)
+    own = {rank: _own_times(run.ranks[rank]) for rank in range(RANKS)}
+    most = max(own[CULPRIT], key=lambda name: own[CULPRIT][name] - own[OTHERS[0]].get(name, 0))
+    assert found["longer_op"] == most
+    assert found["longer_op_ns"] == round(own[CULPRIT][most] - np.median([own[rank][most] for rank in OTHERS]))
+    assert longer_operation(CULPRIT, OTHERS, run, 3 * longer_ns) == {}
+    assert longer_operation(CULPRIT, OTHERS, job(fault="slower_compute"), longer_ns) == {}, "no operations"
