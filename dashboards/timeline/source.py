@@ -21,6 +21,7 @@ from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import Occupancy
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.stragglers.shared_cores import waits_in_turns
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.tracks import lane_name
@@ -265,7 +266,7 @@ class TimelineSource:
             run=run,
             links=CallLinks(run, cross_rank),
             transfers=cross_rank.transfers(run),
-            causes=causes_of(run, cross_rank, coverage),
+            causes=causes_of(run, cross_rank, coverage, turns=waits_in_turns(run, coverage, cross_rank.clocks)),
         )
 
     def tables(self, rank: int) -> RankTimeline:

@@ -124,24 +124,17 @@ def by_rules(
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     most = None if any(map(comes_first, every)) else largest_loss(given, every)
-    every = [*every, most] if most else every
-    return _finished(_with_what_cores_cost(every, given), given.job, analysis)
+    return _finished([*every, most] if most else every, given.job, analysis)
 
 
-def _with_what_cores_cost(found: Sequence[Recommendation], given: RuleInput) -> list[Recommendation]:
-    """Return the recommendations with the exposed communication that lack of cores may explain among the losses of
-    cores, instead of exposed communication's."""
+def _moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
+    """Return what the order of losses counts more, or less, for each: exposed communication that lack of cores may
+    explain is one of cores."""
     cores = next((each for each in found if each.id == "shared_cores" and each.per == "step"), None)
-    may_be_ns = sum(given.figures.causes.get(cause, 0) for cause in FOR_CORES)
-    if cores is None or given.run_has_device or not may_be_ns:
-        return list(found)
-    more = {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
-    return [
-        msgspec.structs.replace(each, loss_ns=max(each.loss_ns + more[each.id], 0))
-        if each.id in more and each.loss_ns is not None
-        else each
-        for each in found
-    ]
+    may_be_ns = sum(analysis.headline.causes.get(cause, 0) for cause in FOR_CORES)
+    if cores is None or cores.loss_ns is None or analysis.run.has_device:
+        return {}
+    return {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
 
 
 def _fixed_first(
@@ -203,15 +196,19 @@ def _not_looked_for(analysis: Analysis) -> list[str]:
 
 def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:
     head = analysis.headline
-    return ranked(with_published(fitted(found, job), job), head.steps if head.window == "step" else 1)
+    steps = head.steps if head.window == "step" else 1
+    return ranked(with_published(fitted(found, job), job), steps, _moved_ns(found, analysis))
 
 
-def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendation]:
+def ranked(
+    found: Sequence[Recommendation], steps: int = 1, moved_ns: Mapping[str, int] | None = None
+) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
     figure follow. `no_change` comes after them, changes of numerics last of all; cores that many ranks share
     first.
 
-    `steps` divides the figures of those that are of the whole recording. A pause that is longer than the wait for cores
+    `steps` divides the figures of those that are of the whole recording; `moved_ns` counts more, or less, of a step for
+    some (`_moved_ns`). A pause that is longer than the wait for cores
     comes before them: no scheduler makes it.
     """
 
@@ -228,7 +225,7 @@ def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendati
     def key(each: Recommendation) -> tuple[bool, bool, int, float, float]:
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
-        by_loss, by_gain = -per_step(each, loss), -per_step(each, gain)
+        by_loss, by_gain = -per_step(each, loss) - (moved_ns or {}).get(each.id, 0), -per_step(each, gain)
         return each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
 
     return sorted(found, key=key)

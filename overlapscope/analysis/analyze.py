@@ -114,6 +114,7 @@ def analyze(
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
+    links = _of_links(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     head = headline(rank_windows(ranks, alone), cross_rank)
@@ -124,7 +125,7 @@ def analyze(
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
-        *_of_links(links, shared),
+        *links,
         *shared,
         *still,
         *recording_gaps(run.sources, _linkage(alone)),
@@ -215,9 +216,10 @@ def waiting_for_turns(alone: Mapping[int, RankSummary], turns: Sequence[Turns]) 
     }
 
 
-def _of_links(found: Sequence[Finding], shared: Sequence[Finding]) -> Iterable[Finding]:
-    """Return the findings on links; not those from transfers where hosts lack cores, which transfers need, too."""
-    return [each for each in found if each.known_from != "transfers" or not lack_cores(shared)]
+def _of_links(run: Run, found: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
+    """Return the findings on links; not those from transfers of a CPU run whose hosts lack cores, which these need."""
+    on_cpu = not any(timeline.has_device for timeline in run.ranks.values())
+    return [each for each in found if each.known_from != "transfers" or not (on_cpu and lack_cores(shared))]
 
 
 def _slow_operations(
@@ -363,11 +365,12 @@ def _still_ns(alone: Mapping[int, RankSummary]) -> dict[int, int]:
     """Return for how long each host stood still while it seemed to compute, or waited for its turn on a core, where
     that is known."""
     found = {}
-    for rank, still in _stood_still(alone).items():
-        whole = np.array(alone[rank].whole, np.int64).reshape(-1, 2).T
-        waiting = alone[rank].parts.waiting
-        turns = 0 if waiting is None or alone[rank].host_runs is None else int(waiting.computing.within(*whole).sum())
-        found[rank] = int(still.within(*whole).sum()) + turns
+    for rank, own in alone.items():
+        whole, waiting = np.array(own.whole, np.int64).reshape(-1, 2).T, own.parts.waiting
+        turns = waiting.computing if waiting is not None and own.host_runs is not None else None
+        known = [each for each in (own.stood_still, turns) if each is not None]
+        if known:
+            found[rank] = sum(int(each.within(*whole).sum()) for each in known)
     return found
 
 
@@ -424,6 +427,7 @@ def _skew(
     held: Sequence[Straggler],
 ) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
+    aligned = cross_rank.clocks.offset_ns.keys()
     partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
         matched=cross_rank.matched,
@@ -431,7 +435,7 @@ def _skew(
         pairs=cross_rank.pairs.matched,
         reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
-        one_host=any(set(ranks) >= cross_rank.clocks.offset_ns.keys() for ranks in hosts.values()),
+        one_host=bool(aligned) and any(aligned <= set(ranks) for ranks in hosts.values()),
         residual_ns=None if residual is None else round(residual),
         ranks=[
             SkewRank(

@@ -124,7 +124,10 @@ class Steps(Columns, frozen=True, kw_only=True):
     """True if the step is known not to be recorded completely."""
     input_elements: Ints
     """Sum of the sizes of all inputs of the operations that began in the step, in elements, nested ones included: where
-    no device computes and shapes were recorded; else NONE. Steps that do the same work have the same."""
+    no device computes and shapes were recorded; else NONE."""
+    input_shapes: Ints
+    """A hash of the names of these operations and of the shapes of their inputs, in whatever order: steps that do the
+    same work have the same one. NONE as above."""
 
 
 class Lanes(Columns, frozen=True, kw_only=True):

@@ -238,7 +238,9 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
     largest, outside, other = USUAL
     # Where cores are short, how much of each loss is for lack of them is not known.
-    if loss >= idle and not lack_cores(given.analysis.findings):
+    slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
+    known = max(idle, slower) if given.run_has_device else idle
+    if loss >= known and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device else outside
     return other, f"a {ms(given.step_ns)} {given.per}"
 

@@ -57,6 +57,8 @@ def with_replayed_gains(
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
     if not wanted or not known or len(ranks) > MOST_RANKS:
         return list(found)
+    if not any(timeline.has_device for timeline in ranks.values()):
+        wanted -= {"data_loading"}  # a replay keeps what the host computes for a batch
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
     window = whole_bounds(graph)
     if window is None or not self_test(graph, [window]).answers(None, None):

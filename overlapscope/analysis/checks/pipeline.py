@@ -177,7 +177,8 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -
             severity="warning",
             title=f"pipeline {group}: the bubble of stage {worst.place} of {len(ranks)} (rank {worst.rank}) takes "
             f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {more(worst) / 1e6:.3f} ms more "
-            f"than the {ideal / 1e6:.3f} ms that 1F1B needs with {counted}{worst.activations} activations a stage",
+            f"than the {ideal / 1e6:.3f} ms that 1F1B of equal stages needs with {counted}{worst.activations} "
+            "activations a stage",
             evidence={
                 "group": group,
                 "stages": len(ranks),

@@ -1,5 +1,6 @@
-"""Find operations of a CPU run that take longer in most steps than in the fastest one, though they are as many."""
+"""Find operations of a CPU run that take longer in most steps than in the fast ones, though they are as many."""
 
+import math
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Final
@@ -14,8 +15,10 @@ from overlapscope.timeline.columns import Floats, Ints
 
 FEWEST: Final = 4
 """Steps: of fewer it is chance which of them was the fastest."""
+AMONG_FAST: Final = 5
+"""The slowest of the fastest fifth of the steps is compared: of many, the fastest is fast by chance."""
 SLOWER: Final = 1.25
-"""The median step takes at least so many times as long in the operation as the fastest. A choice: cores of one machine
+"""The median step takes at least so many times as long in the operation as a fast one. A choice: cores of one machine
 differ by less, and so do steps of a sound job."""
 EACH_SLOWER: Final = 1.15
 """Its median piece is so many times as long as in the fastest step: not a few calls alone, which lost their core."""
@@ -36,7 +39,7 @@ class _Slow(msgspec.Struct, frozen=True, kw_only=True):
     usual_ns: float
     least_ns: float
     fastest: int
-    """Number of the step that took least."""
+    """Number of a fast step, that of `least_ns`."""
 
     @property
     def longer_ns(self) -> float:
@@ -70,8 +73,8 @@ def slow_operations(
         Finding(
             id="slow_operations",
             severity="warning",
-            title="operations take longer in most steps than in the fastest, and most of their calls do: "
-            f"{list_some(named, MOST_NAMED)}; {had_more}cores or memory were slower",
+            title="operations take longer in most steps than in fast ones, and most of their calls do: "
+            f"{list_some(named, MOST_NAMED)}; {had_more}cores were slower, or memory was slow or fresh",
             evidence={
                 "operations": [
                     {"name": each.name, "calls": each.calls, "usual_ns": round(each.usual_ns),
@@ -102,10 +105,11 @@ def _slow(name: str, steps: list[int], ranks: list[dict[str, _Rows]]) -> _Slow |
     if alike.size < FEWEST:
         return None
     took: Floats = times[:, alike].mean(axis=0)
-    at = int(took.argmin())
+    at = int(np.argsort(took)[math.ceil(took.size / AMONG_FAST) - 1])
     least_ns, usual_ns = float(took[at]), float(np.median(took))
     piece = pieces[:, alike].mean(axis=0)
-    if usual_ns < SLOWER * least_ns or float(np.median(piece)) < EACH_SLOWER * piece[at]:
+    each_slower = bool(np.median(piece) >= EACH_SLOWER * piece[at])  # not where one has no piece of it
+    if not usual.any() or not least_ns or usual_ns < SLOWER * least_ns or not each_slower:
         return None
     return _Slow(
         name=name, calls=fmean(usual.ravel().tolist()), usual_ns=usual_ns, least_ns=least_ns, fastest=steps[alike[at]]

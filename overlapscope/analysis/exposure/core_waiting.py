@@ -92,11 +92,10 @@ def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | Non
 
 
 def in_turn(host: HostRuns, waits: Intervals) -> CoreWaiting:
-    """Return the same of a host that takes turns on cores with others: `waits` is when they had all of them."""
-    return CoreWaiting(
-        computing=BusyTime(waits), idling=NEVER, sleeping=BusyTime(difference(host.stood_still, waits)),
-        sleep_known=True, by_account=False,
-    )  # fmt: skip
+    """Return the same of a host that takes turns on cores with others, which had all of them in `waits`: it waited for
+    one then, and wherever else it stood still."""
+    computing = BusyTime(union(waits, host.stood_still))
+    return CoreWaiting(computing=computing, idling=NEVER, sleeping=NEVER, sleep_known=False, by_account=False)
 
 
 def _booked_before(left_ns: Floats) -> Floats:

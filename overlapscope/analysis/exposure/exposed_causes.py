@@ -23,7 +23,7 @@ from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.core_waiting import NEVER, NOT_KNOWN, CoreWaiting, core_waiting
+from overlapscope.analysis.exposure.core_waiting import NEVER, NOT_KNOWN, CoreWaiting, core_waiting, in_turn
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
@@ -204,13 +204,23 @@ def _others_until(timeline: RankTimeline, own_comm: OwnedComm) -> Ints:
 
 
 def causes_of(
-    run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage], graphs: BuiltGraphs | None = None
+    run: Run,
+    cross_rank: CrossRank,
+    coverage: Mapping[int, Coverage],
+    graphs: BuiltGraphs | None = None,
+    turns: Mapping[int, Intervals] | None = None,
 ) -> dict[int, Causes]:
-    """Return the causes of every rank; `graphs` are those of the run, where the caller has them."""
+    """Return the causes of every rank; `graphs` are those of the run, where the caller has them, and `turns` is when
+    hosts that take turns on cores, by rank, waited for one."""
     graphs = graphs or BuiltGraphs(run)
     parts = {}
     for rank, timeline in run.ranks.items():
-        waiting = core_waiting(timeline, coverage[rank], readable_host_runs(timeline, coverage[rank]))
+        host = readable_host_runs(timeline, coverage[rank])
+        waited = (turns or {}).get(rank)
+        if host is None or waited is None:
+            waiting = core_waiting(timeline, coverage[rank], host)
+        else:
+            waiting = in_turn(host, waited)
         parts[rank] = own_parts(timeline, own_causes(timeline, graphs), waiting)
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 

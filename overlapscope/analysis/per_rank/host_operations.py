@@ -98,11 +98,10 @@ def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> St
 
 
 def same_inputs(timeline: RankTimeline) -> bool:
-    """Return whether the operations of all complete steps are known to have been given as much, so that they had the
-    same to do."""
-    steps = timeline.steps
-    sizes = steps.input_elements[~steps.cut]
-    return bool(sizes.size > 1 and sizes[0] != NONE and (sizes == sizes[0]).all())
+    """Return whether the operations of all complete steps are known to be the same, with inputs of the same shapes, so
+    that they had the same to do."""
+    shapes = timeline.steps.input_shapes[~timeline.steps.cut]
+    return bool(shapes.size > 1 and shapes[0] != NONE and (shapes == shapes[0]).all())
 
 
 def _medians(key: Ints, values: Ints, keys: int) -> Floats:

@@ -22,42 +22,48 @@ MOST: Final = 0.5
 """More operations are more work if they take more than this share of what the rank computed longer."""
 LARGER: Final = 1.05
 """Inputs of a rank's operations are larger than its peers' from this factor of their median."""
-EQUAL: Final = 0.001
-"""Inputs are as large as a peer's but for this share: a step may begin one operation earlier."""
 LONG_ONES, ALIKE = 2.0, 0.2
 """Operations that a rank ran more are its longest if they took so many times as long as any of its peers, and the
 others together what those of a peer took, but for this share: no core is so much slower for these alone."""
 
 
-def by_sizes(rank: int, others: Sequence[int], run: Run, longer: float) -> tuple[str, dict[str, Any]]:
-    """Decide between more work and slower compute of a host, from the sizes of what its operations were given; with
-    evidence. It computed `longer` times as long as its peers.
+def by_sizes(rank: int, others: Sequence[int], run: Run, times_as_long: float) -> tuple[str, dict[str, Any]]:
+    """Decide between more work and slower compute of a host, from the shapes of what its operations were given; with
+    evidence. It computed `times_as_long` as its peers.
 
     Larger inputs are the cause where they are larger by more than a part (MOST) of that: parameters are inputs, too, so
     that twice the batch makes them less than twice as large.
     """
+    if any(_same_shapes(run.ranks[rank], run.ranks[each]) for each in others):
+        return "slower_compute", {}
     times = [found for each in others if (found := _times_as_large(run.ranks[rank], run.ranks[each])) is not None]
-    if not times:
+    usual = float(np.median(times)) if times else 0.0
+    if usual < LARGER:
         return "longer_compute", {}
-    usual = float(np.median(times))
-    if usual >= LARGER:
-        most = usual - 1 >= MOST * (longer - 1)
-        return "more_work" if most else "longer_compute", {"input_elements_times": usual}
-    same = same_operations(rank, others, run) and abs(usual - 1) <= EQUAL
-    return "slower_compute" if same else "longer_compute", {}
+    most = usual - 1 >= MOST * (times_as_long - 1)
+    return "more_work" if most else "longer_compute", {"input_elements_times": usual}
+
+
+def _same_shapes(one: RankTimeline, other: RankTimeline) -> bool:
+    """Return whether two ranks ran the same operations, with inputs of the same shapes, in all steps that both
+    recorded; False where that is not known of any."""
+    own, theirs = (_of_steps(each, each.steps.input_shapes) for each in (one, other))
+    both = own.keys() & theirs.keys()
+    return bool(both) and all(own[step] == theirs[step] for step in both)
 
 
 def _times_as_large(one: RankTimeline, other: RankTimeline) -> float | None:
     """Return how many times as large the inputs of one rank's operations were as another's, over the steps that both
     recorded; None where that is not known."""
-    sizes = [
-        dict(zip(steps.step[known].tolist(), steps.input_elements[known].tolist(), strict=True))
-        for steps in (one.steps, other.steps)
-        if (known := (steps.input_elements != NONE) & ~steps.cut).any()
-    ]
-    both = set.intersection(*map(set, sizes)) if len(sizes) == 2 else set()
-    own, theirs = (sum(each[step] for step in both) for each in sizes) if both else (0, 0)
-    return own / theirs if theirs else None
+    own, theirs = (_of_steps(each, each.steps.input_elements) for each in (one, other))
+    both = own.keys() & theirs.keys()
+    return sum(own[step] for step in both) / sum(theirs[step] for step in both) if both else None
+
+
+def _of_steps(timeline: RankTimeline, column: Ints) -> dict[int, int]:
+    """Return the values of a column by complete step, where they are known."""
+    known = (column != NONE) & ~timeline.steps.cut
+    return dict(zip(timeline.steps.step[known].tolist(), column[known].tolist(), strict=True))
 
 
 def longer_operation(rank: int, others: Sequence[int], run: Run, longer_ns: float) -> dict[str, Any]:

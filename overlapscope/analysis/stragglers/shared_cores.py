@@ -17,7 +17,8 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
-from overlapscope.analysis.per_rank.host_runs import HostRuns
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.analysis.stragglers.core_turns import Turns, sharing_one_core, taking_turns
 from overlapscope.analysis.stragglers.core_waits import FEWEST, WIDESPREAD, waits_for_cores
 from overlapscope.analysis.stragglers.host_cause import fetching
@@ -146,6 +147,13 @@ def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> l
         others = every if not some else taking_turns(rest) if len(rest) > 1 else None
         found += some if others is None else [*some, others]
     return found
+
+
+def waits_in_turns(run: Run, coverage: Mapping[int, Coverage], clocks: Clocks) -> dict[int, Intervals]:
+    """Return when hosts of CPU runs that take turns on cores waited for one, by rank, on their own clocks."""
+    hosts = {rank: readable_host_runs(timeline, coverage[rank]) for rank, timeline in run.ranks.items()}
+    known = {rank: host for rank, host in hosts.items() if host is not None}
+    return {rank: waits for each in hosts_in_turns(run, known, clocks) for rank, waits in each.waits.items()}
 
 
 def _machines(run: Run, hosts: Collection[int], clocks: Clocks) -> list[list[int]]:

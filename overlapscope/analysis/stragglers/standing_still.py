@@ -63,7 +63,7 @@ class _Still(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lost_ns(self) -> float:
         """What a mean step loses where each with a pause loses what is usual: one long pause is an event of its own."""
-        return self.usual_ns * self.often / self.still_ns.size
+        return self.usual_ns * self.often / self.still_ns.size if self.is_much else self.mean_ns
 
     @property
     def mean_ns(self) -> float:
@@ -130,6 +130,8 @@ def _in_steps(act: Activity, windows: Sequence[StepWindow]) -> _Still | None:
 
 
 def _of_step(own: _Still) -> str:
+    if not own.is_much:
+        return f"{format_ms(own.mean_ns)} a step in the mean ({percent_text(own.mean_share)})"
     if own.often == own.still_ns.size:
         return f"{format_ms(own.usual_ns)} a step ({percent_text(own.share)} of it)"
     often = f"in {own.often} of {own.still_ns.size} steps"

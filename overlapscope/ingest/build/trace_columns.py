@@ -81,6 +81,8 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     host: Ranges
     host_elements: Ints = _EMPTY
     """Number of elements of all inputs of each host range; NONE where it states none. Empty where nobody asked."""
+    host_shapes: Ints = _EMPTY
+    """A hash of the shapes of these inputs, likewise."""
     host_args: Mapping[int, CollectiveArgs] = {}
     """Arguments of host ranges whose name refers to communication, by row."""
     api_calls: Mapping[int, ApiCall] = {}
@@ -104,10 +106,11 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
         return (min(self.window_times), max(self.window_times)) if len(self.window_times) > 1 else None
 
 
+_OF_HOST: Final = ("host_elements", "host_shapes")
 _ARRAYS: Final = tuple(
     name
     for name in TraceColumns.__struct_fields__
-    if name.startswith(("device_", "launch_", "host_elements")) and name not in ("device_collectives", "device_notes")
+    if name.startswith(("device_", "launch_", *_OF_HOST)) and name not in ("device_collectives", "device_notes")
 )
 
 

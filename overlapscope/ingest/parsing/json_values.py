@@ -6,6 +6,7 @@ Many small values are decoded in one call; where that fails, one by one, so that
 import math
 import struct
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -93,6 +94,12 @@ def _blocks_of_grid(grid: object) -> int:
         return NONE
     product: int = grid[0] * grid[1] * grid[2]
     return product if product <= MAX_GRID_BLOCKS else NONE
+
+
+def hash_of(text: bytes) -> int:
+    """Return a hash of a text that is the same in each process; never NONE."""
+    found = int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
+    return found if found != NONE else 0
 
 
 def decode_shapes(text: bytes) -> object:

@@ -14,6 +14,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.step_paths import FollowedPaths, follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
+from overlapscope.analysis.stragglers.shared_cores import waits_in_turns
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
 from overlapscope.report.perfetto import tracks
 from overlapscope.report.perfetto.events import EventWriter, Slices, join_events
@@ -114,7 +115,7 @@ def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Fig
         coverage=coverage,
         together=together,
         transfers=transfers,
-        causes=causes_of(run, together, coverage, graphs),
+        causes=causes_of(run, together, coverage, graphs, waits_in_turns(run, coverage, together.clocks)),
         paths=follow_paths(run, windows, together, graphs, _steps(windows, choice, together.clocks)),
         on_cpu=not any(each.has_device for each in run.ranks.values()),
     )

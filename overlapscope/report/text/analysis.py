@@ -87,10 +87,8 @@ UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
-MAY_BE_WAITING: Final = ("dependency", "unknown")
-"""Causes of calls of which some are not split into wait and transfer ..."""
 OR_RANKS: Final = ", or for other ranks"
-"""... and what then ends their labels."""
+"""What ends the label of compute that waited, where not all calls are split into wait and transfer."""
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 APART = 0.2
@@ -338,8 +336,8 @@ def _causes(analysis: Analysis) -> str:
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
     So do those of transfers, where all calls are split.
-    Shares are of what all complete steps exposed, without outliers: where a few steps hold most of the waiting, a
-    median one does not show it.
+    The last shares are of what all complete steps exposed, without outliers: where a few steps hold most of the
+    waiting, a median one does not show it. Those of the median stand before them where they differ.
     """
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
@@ -350,18 +348,22 @@ def _causes(analysis: Analysis) -> str:
     unsplit = head.exposed_wait_ns is None and len(analysis.ranks) > 1
     every, whole = usual_causes(analysis), causes_of_all_steps(analysis)
     of_steps = "of all steps" if every == whole else "of steps but outliers"
-    columns = ["why exposed", f"ms a {head.window}", of_steps if every else "share"]
+    exposed_ns = head.exposed_comm_ns or 1
+    differ = bool(every) and any(
+        abs(head.causes.get(cause, 0) / exposed_ns - ns / every.total()) > SHARE_WITHIN for cause, ns in every.items()
+    )
+    columns = ["why exposed", f"ms a {head.window}", *["of it"] * differ, of_steps if every else "share"]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
 
     def row(label: str, *causes: str) -> list[str]:
         ns, taken = (sum(of.get(each, 0) for each in causes) for of in (head.causes, hours))
-        share = sum(every[each] for each in causes) / every.total() if every else ns / (head.exposed_comm_ns or 1)
-        cells = [label, ms(ns), percent(share)]
+        share = sum(every[each] for each in causes) / every.total() if every else ns / exposed_ns
+        cells = [label, ms(ns), *[percent(ns / exposed_ns)] * differ, percent(share)]
         cells += [f"{taken:,.1f}"] if hours else []
         return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
 
     def label(cause: str) -> str:
-        may_wait = unsplit and cause in MAY_BE_WAITING
+        may_wait = unsplit and cause == "dependency"
         return cause_label(cause, on_cpu=not analysis.run.has_device) + OR_RANKS * may_wait
 
     sums = every or head.causes

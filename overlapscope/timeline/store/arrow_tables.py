@@ -28,9 +28,10 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
-LATER_COLUMNS: Final = frozenset(
-    {"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events", "input_elements"}
-)
+LATER_COLUMNS: Final = frozenset({
+    "cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events", "input_elements",
+    "input_shapes",
+})  # fmt: skip
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40
 """Characters of an odd word that are shown."""

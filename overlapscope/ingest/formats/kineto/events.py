@@ -44,6 +44,7 @@ from overlapscope.ingest.parsing.json_values import (
     decode_shapes,
     elements_of,
     grid_blocks,
+    hash_of,
 )
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.timeline.columns import (
@@ -103,6 +104,10 @@ class _SyncArgs(msgspec.Struct, gc=False):
     awaited_correlation: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
+class _ShapeArgs(msgspec.Struct, gc=False):
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+
+
 class _TensorArgs(msgspec.Struct, gc=False):
     """The text of what describes an operation's tensors."""
 
@@ -125,7 +130,7 @@ class EventCollector:
     ) -> None:
         self._speaks, self._tensors_of, self._stacks = speaks_of_comm, tensors_of, stacks
         self._tensors: dict[tuple[bytes, bytes], CollectiveArgs] = {}
-        self._elements: dict[bytes, int] = {b"": NONE}
+        self._elements: dict[bytes, tuple[int, int]] = {b"": (NONE, NONE)}
         self._has_tensors = np.empty(0, np.bool_)
         self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
@@ -234,7 +239,8 @@ class EventCollector:
             self._tables[sort].add(is_annotation=_are_annotations(events))
             self._add_host_args(first, events, names)
             if self.sizes:
-                self._tables[HOST].add(elements=self._input_elements(events))
+                elements, shapes = self._inputs(events).T
+                self._tables[HOST].add(elements=elements, shapes=shapes)
 
     def _add_device_args(self, first: int, events: list[CompleteEvent]) -> None:
         args = decode_args([event.args for event in events], _DeviceArgs)
@@ -265,15 +271,16 @@ class EventCollector:
             shared = map(self._shared, decode_args(raws, _TensorArgs), raws)
             self._host_args.update(zip((first + row for row in shaped), shared, strict=True))
 
-    def _input_elements(self, events: list[CompleteEvent]) -> Ints:
-        """Return the number of elements of all inputs of each event; NONE where no shapes were recorded."""
+    def _inputs(self, events: list[CompleteEvent]) -> Ints:
+        """Return the number of elements of all inputs of each event, and a hash of their shapes, a row an event; NONE
+        where no shapes were recorded."""
         known, found = self._elements, []
-        for each in decode_args([event.args for event in events], _TensorArgs):
+        for each in decode_args([event.args for event in events], _ShapeArgs):
             text = bytes(each.input_dims)
             if text not in known:
-                known[text] = elements_of(decode_shapes(text))
+                known[text] = elements_of(decode_shapes(text)), hash_of(text)
             found.append(known[text])
-        return np.array(found, np.int64)
+        return np.array(found, np.int64).reshape(-1, 2)
 
     def _shared(self, text: _TensorArgs, raw: msgspec.Raw) -> CollectiveArgs:
         """Return shapes and types of these arguments: the same value for the same texts."""
@@ -370,6 +377,7 @@ class EventCollector:
             launch_end_ns=launch.joined("end"),
             launch_correlation=launch.joined("correlation"),
             host_elements=self._tables[HOST].joined("elements"),
+            host_shapes=self._tables[HOST].joined("shapes"),
             host=self._ranges(HOST),
             host_args=self._host_args,
             device_notes=self._ranges(NOTE),

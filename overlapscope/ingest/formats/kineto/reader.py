@@ -1,6 +1,7 @@
 """Read a Kineto trace (torch.profiler) of any version into a rank's timeline."""
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,10 +26,16 @@ from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.formats.kineto.transfers import inside, with_transfers
+from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, Ints, Steps, shift
-from overlapscope.timeline.rows import sum_by, unique
+from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
+
+MOST_SHAPED: Final = 0.5
+"""The sizes of a step's inputs are known if at least this share of its operations states shapes."""
+MIXES: Final = np.int64(-7046029254386353131)
+"""An odd number (2^64 over the golden ratio), so that sums of hashes of other operations differ."""
 
 
 def read_kineto(path: Path, context: ReadContext) -> Reading:
@@ -115,18 +122,24 @@ def _device_timeline(
     return replace(built, notes=(*warnings, *built.notes))
 
 
-def _input_elements(columns: TraceColumns, steps: Steps, base_ns: int) -> Ints:
-    """Return the elements of all inputs of the operations that began in each step; NONE where none has shapes."""
-    elements = columns.host_elements
-    rows = np.flatnonzero(elements != NONE)
-    start = columns.host.start_ns[rows] + base_ns
+def _inputs(columns: TraceColumns, steps: Steps, base_ns: int) -> tuple[Ints, Ints]:
+    """Return the elements of all inputs of the operations that began in each step, and a hash of their names and
+    shapes; NONE where few have shapes, or only empty ones."""
+    elements, host, number = columns.host_elements, columns.host, steps.step.size
+    rows = np.flatnonzero(~host.is_annotation[: elements.size])
+    start = host.start_ns[rows] + base_ns
     step = np.searchsorted(steps.start_ns, start, side="right") - 1
     inside = step >= 0
     inside[inside] = start[inside] < steps.end_ns[step[inside]]
-    found = np.full(steps.step.size, NONE)
-    at = unique(step[inside])
-    found[at] = sum_by(step[inside], elements[rows][inside], steps.step.size)[at]
-    return found
+    rows, step = rows[inside], step[inside]
+    shaped = elements[rows] != NONE
+    known = np.bincount(step[shaped], minlength=number) >= MOST_SHAPED * np.bincount(step, minlength=number)
+    rows, step = rows[shaped], step[shaped]
+    names = np.array([hash_of(name.encode()) for name in columns.names.to_list()] or [0], np.int64)
+    mixed = (names[host.name[rows]] ^ columns.host_shapes[rows]) * MIXES
+    sums = sum_by(step, elements[rows], number)
+    known &= sums > 0
+    return np.where(known, sums, NONE), np.where(known, sum_by(step, mixed, number), NONE)
 
 
 def _cpu_timeline(
@@ -138,7 +151,8 @@ def _cpu_timeline(
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
     steps, warnings = host_steps(columns.host, columns.names.to_list(), base)
-    steps = replace(steps, input_elements=_input_elements(columns, steps, base))
+    elements, shapes = _inputs(columns, steps, base)
+    steps = replace(steps, input_elements=elements, input_shapes=shapes)
     start_ns, launch_ns = spans.start_ns + base, shift(spans.launch_ns, base)
     step = step_at(steps, np.where(launch_ns == NONE, start_ns, launch_ns))
     spans = replace(spans, start_ns=start_ns, end_ns=spans.end_ns + base, launch_ns=launch_ns, step=step)
