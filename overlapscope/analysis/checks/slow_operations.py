@@ -105,7 +105,7 @@ def _slow(name: str, steps: list[int], ranks: list[dict[str, _Rows]]) -> _Slow |
     if alike.size < FEWEST:
         return None
     took: Floats = times[:, alike].mean(axis=0)
-    at = int(np.argsort(took)[math.ceil(took.size / AMONG_FAST) - 1])
+    at = int(np.argsort(took, kind="stable")[math.ceil(took.size / AMONG_FAST) - 1])
     least_ns, usual_ns = float(took[at]), float(np.median(took))
     piece = pieces[:, alike].mean(axis=0)
     each_slower = bool(np.median(piece) >= EACH_SLOWER * piece[at])  # not where one has no piece of it
