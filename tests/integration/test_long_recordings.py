@@ -39,8 +39,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(scope: Any) -> None:
     """Wait for the thread that writes: a test's steps are shorter than a write."""
-    if scope.parts._writing is not None:
-        scope.parts._writing.join()
+    writing = scope.parts._writing
+    if writing is not None:
+        while writing.ident is None:  # another thread is starting it
+            time.sleep(0.001)
+        writing.join()
 
 
 def parts_of(run: Path) -> list[Path]:
