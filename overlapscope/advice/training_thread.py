@@ -43,6 +43,14 @@ class Outline(Columns, frozen=True, kw_only=True):
     """Position of the window that it begins in; OUTSIDE in none."""
 
 
+def training_lane(timeline: RankTimeline) -> int:
+    """Return the lane of the thread that trains in a CPU run: the one that computes most."""
+    spans = timeline.spans
+    computes = spans.kind == COMPUTE
+    taken = (spans.end_ns - spans.start_ns)[computes]
+    return int(sum_by(spans.lane[computes], taken, size(timeline.lanes) + 1).argmax())
+
+
 def outline(timeline: RankTimeline, windows: Windows, whole: re.Pattern[str]) -> Outline | None:
     """Return what a rank's training thread does in a CPU run; of ranges whose names match `whole`, what they hold is
     left out. None without host operations.
@@ -51,10 +59,7 @@ def outline(timeline: RankTimeline, windows: Windows, whole: re.Pattern[str]) ->
     """
     if not timeline.has_host_events:
         return None
-    spans, names = timeline.spans, timeline.names
-    computes = spans.kind == COMPUTE
-    taken = (spans.end_ns - spans.start_ns)[computes]
-    lane = int(sum_by(spans.lane[computes], taken, size(timeline.lanes) + 1).argmax())
+    names, lane = timeline.names, training_lane(timeline)
     host = select_host_spans(timeline.host, (OPERATION, ANNOTATION, PYTHON))
     chosen = (host.kind == OPERATION) | rows_named(host.name, names, whole.match)
     rows = np.flatnonzero(chosen & (host.lane == lane))

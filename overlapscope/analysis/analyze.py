@@ -1,7 +1,6 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,30 +18,28 @@ from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
-from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
-from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
-from overlapscope.analysis.exposure.core_waiting import in_turn
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
 from overlapscope.analysis.graph.answers import HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
-from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import same_inputs
-from overlapscope.analysis.per_rank.kernels import RankCompute, compared
+from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
@@ -56,23 +53,14 @@ from overlapscope.analysis.result import (
 )
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import (
     decide_who_is_late,
-    hosts_in_turns,
-    lack_cores,
-    pinned_hosts,
-    shared_cores,
 )
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import (
-    Compared,
     Straggler,
     beside_slow_links,
-    late_ranks,
-    may_be_late,
-    stragglers,
 )
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
@@ -81,11 +69,9 @@ from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import Run, Source
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.graph.removal import Removal, RunGraph
+    pass
 
 MAX_NAMES = 100
-OF_HOST = ("host", "data_loading", "unknown")
-"""Causes of lateness that hosts which share cores have, too."""
 
 
 def analyze(
@@ -114,14 +100,19 @@ def analyze(
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
-    links = _of_links(run, links, shared)
+    links = with_cores(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     head = headline(rank_windows(ranks, alone), cross_rank)
     still = standing_still(run, _stood_still(alone), windows, shared)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
-        *_slow_operations(run, alone, head.step_ns, [*shared, *still]),
+        *slow_operations(
+            {rank: own.operations for rank, own in alone.items() if own.operations},
+            head.step_ns,
+            [*shared, *still],
+            same_inputs=all(map(same_inputs, run.ranks.values())),
+        ),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
@@ -163,76 +154,6 @@ def analyze(
     )
 
 
-def late_ranks_of(
-    run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
-    window_ns: Mapping[int, int | None], graphs: BuiltGraphs, turns: Sequence[Turns],
-) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
-    """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks, `turns`
-    is the result of `turns_on_cores`.
-
-    Where hosts share cores it is random which of them is late: that is no straggler. Where the record of a host is
-    damaged it is not known whether they do, nor what the removal of a rank is worth that is late because of its host.
-    """
-    spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
-    graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
-    pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
-    ranks = Compared(
-        run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
-        coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
-        not_launched={rank: own.not_launched for rank, own in alone.items()},
-        core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
-        paused={rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs},
-    )  # fmt: skip
-    unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
-    damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())
-    if damaged:
-        unsure = set(run.ranks)
-    held = [
-        each
-        for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
-        if each.held_by not in OF_HOST
-        or each.rank not in unsure
-        or (each.evidence["alike"] and each.held_by != "unknown" and not damaged)
-    ]
-    return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
-
-
-def turns_on_cores(run: Run, alone: Mapping[int, RankSummary], cross_rank: CrossRank) -> list[Turns]:
-    """Return the hosts of CPU runs that take turns on too few cores, as their traces show."""
-    on_cpu = {rank: own.host_runs for rank, own in alone.items() if own.host_runs}
-    return hosts_in_turns(run, on_cpu, cross_rank.clocks)
-
-
-def waiting_for_turns(alone: Mapping[int, RankSummary], turns: Sequence[Turns]) -> dict[int, RankSummary]:
-    """Return the summaries in which hosts that take turns wait for a core where they paused while others had all."""
-    waits = {rank: times for each in turns for rank, times in each.waits.items()}
-    return {
-        rank: own
-        if rank not in waits or own.host_runs is None
-        else msgspec.structs.replace(
-            own, parts=msgspec.structs.replace(own.parts, waiting=in_turn(own.host_runs, waits[rank]))
-        )
-        for rank, own in alone.items()
-    }
-
-
-def _of_links(run: Run, found: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
-    """Return the findings on links; not those from transfers of a CPU run whose hosts lack cores, which these need."""
-    on_cpu = not any(timeline.has_device for timeline in run.ranks.values())
-    return [each for each in found if each.known_from != "transfers" or not (on_cpu and lack_cores(shared))]
-
-
-def _slow_operations(
-    run: Run, alone: Mapping[int, RankSummary], step_ns: int | None, known: Sequence[Finding]
-) -> list[Finding]:
-    """Return the finding on operations that take longer in most steps; none where it is `known` that hosts lack cores
-    or stand still, which says more of the same time."""
-    if lack_cores(known) or any(each.id == "standing_still" for each in known):
-        return []
-    of_ranks = {rank: own.operations for rank, own in alone.items() if own.operations}
-    return slow_operations(of_ranks, step_ns, same_inputs=all(map(same_inputs, run.ranks.values())))
-
-
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     """Return when hosts of a CPU run stood still while they seemed to compute, by rank, where that is known."""
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
@@ -245,51 +166,6 @@ def _pauses(alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:
         for rank, own in alone.items()
         if own.parts.waiting is not None
     }
-
-
-def _no_graph(run: Run) -> NoRemoval | None:
-    """Return why no graph of all ranks says what the removal of one is worth; None where it may."""
-    if not all(timeline.has_device for timeline in run.ranks.values()):
-        return "no_device"
-    return None if all(timeline.has_host_events for timeline in run.ranks.values()) else "no_host_events"
-
-
-def _graph_of(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, spans: int) -> "RunGraph | NoRemoval":
-    reason = _no_graph(run)
-    if reason is not None:
-        return reason
-    from overlapscope.analysis.graph.removal import MOST_SPANS, answering_graph  # noqa: PLC0415 - a recording without host events needs no graph
-
-    if spans > MOST_SPANS:
-        return "too_large"
-    return answering_graph(run, cross_rank, graphs)
-
-
-def _late(
-    run: Run,
-    cross_rank: CrossRank,
-    window_ns: Mapping[int, int | None],
-    graph: Callable[[], "RunGraph | NoRemoval"],
-) -> "Removal | NoRemoval | None":
-    """Return which ranks are late by the dependency graph, which is asked only where somebody may be."""
-    reason = _no_graph(run)
-    if reason is not None:
-        return reason
-    if len(run.ranks) < 2:
-        return None
-    split = not cross_rank.uneven and not cross_rank.pairs.pairs
-    if split and not may_be_late(cross_rank.waits, window_ns):
-        return None
-    whole = graph()
-    return whole if isinstance(whole, str) else late_ranks(run, whole)
-
-
-def _with_pauses_capped(whole: "RunGraph | NoRemoval") -> tuple[int, int] | None:
-    """Return the length of the recording, and what it would be with short pauses; None where the graph may not say."""
-    if isinstance(whole, str):
-        return None
-    found = outcome(whole.graph, whole.window, capped_pauses(whole.graph, PAUSE_CAP_NS))
-    return found.recorded_ns, found.kept_ns
 
 
 def _each_rank(

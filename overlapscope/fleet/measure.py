@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from overlapscope.analysis.analyze import late_ranks_of, turns_on_cores
-from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.cost.throughput import Throughput, throughput
@@ -11,6 +10,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis
@@ -24,11 +24,12 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     alone = summarize_ranks(run, graphs)
     cross_rank = match_and_align(run)
     wholes = {rank: own.figures[0] for rank, own in alone.items()}
-    held, _ = late_ranks_of(
+    held, shared = late_ranks_of(
         run, cross_rank, alone, compared({rank: own.kernels for rank, own in alone.items()}),
         {rank: whole.window_ns for rank, whole in wholes.items()}, graphs, turns_on_cores(run, alone, cross_rank),
     )  # fmt: skip
-    held = beside_slow_links(held, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs))
+    links = with_cores(run, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs), shared)
+    held = beside_slow_links(held, links)
     ranks = {
         rank: RankWindows(
             steps=list(zip(own.windows, own.figures[1:], strict=True)), whole=own.figures[0], recordings=own.whole

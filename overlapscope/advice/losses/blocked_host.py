@@ -8,12 +8,11 @@ from typing import Final
 
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
+from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, size
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
-from overlapscope.timeline.rows import sum_by
 
 MOST_NAMED: Final = 3
 VERSIONED: Final = re.compile(r"_v\d+$")
@@ -64,16 +63,13 @@ def data_loading(given: RuleInput) -> Recommendation | None:
 
 
 def _fetched_ns(given: RuleInput) -> dict[int, float]:
-    """Return for how long a step the training thread of each rank, which computes most, fetched a batch in ranges that
-    say so."""
+    """Return for how long a step the training thread of each rank fetched a batch, in ranges that say so."""
     found = {}
     for rank, windows in given.windows.items():
         timeline = given.run.ranks[rank]
-        notes, spans = timeline.annotations, timeline.spans
-        computes = spans.kind == COMPUTE
-        taken = (spans.end_ns - spans.start_ns)[computes]
-        trains = int(sum_by(spans.lane[computes], taken, size(timeline.lanes) + 1).argmax())
-        loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns) & (notes.lane == trains)
+        notes = timeline.annotations
+        loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
+        loads &= notes.lane == training_lane(timeline)
         times = union((notes.start_ns[loads], notes.end_ns[loads]))
         if windows:
             found[rank] = length(intersection(times, time_of(windows))) / len(windows)

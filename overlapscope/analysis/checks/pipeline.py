@@ -148,11 +148,11 @@ def _stage(
     ]
     busy = union((spans.start_ns[~between_stages], spans.end_ns[~between_stages]))
     starts, ends = (np.array([each.window[at] for each in chosen if each.window], np.int64) for at in (0, 1))
-    waits = (starts, ends)
+    may_wait = union((starts, ends))
     if not timeline.has_device:
         # A host without a device is in its messages while it waits, and idles for reasons of its own.
-        waits = intersection(union(waits), union((spans.start_ns[between_stages], spans.end_ns[between_stages])))
-    bubble_ns = BusyTime(difference(union(waits), busy)).within(starts, ends)
+        may_wait = intersection(may_wait, union((spans.start_ns[between_stages], spans.end_ns[between_stages])))
+    bubble_ns = BusyTime(difference(may_wait, busy)).within(starts, ends)
     return PipelineStage(
         rank=timeline.rank,
         place=place,

@@ -16,6 +16,7 @@ from overlapscope.analysis.checks.tcp_counters import compare_connections, flows
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
 from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
@@ -37,6 +38,13 @@ Ranks = tuple[int, ...]
 def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
     """Return at most one finding, from the best evidence: connections, then equal groups, then earlier calls."""
     return compare_connections(flows(run)) or compare_groups(run, splits, pairs) or compare_with_earlier(run, splits)
+
+
+def with_cores(run: Run, found: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
+    """Return the findings on links without those from transfers of a CPU run whose hosts lack cores, by the findings
+    `shared`: threads that transfer need cores, too."""
+    on_cpu = not any(timeline.has_device for timeline in run.ranks.values())
+    return [each for each in found if each.known_from != "transfers" or not (on_cpu and lack_cores(shared))]
 
 
 def compare_with_earlier(run: Run, splits: Sequence[Split]) -> list[Finding]:

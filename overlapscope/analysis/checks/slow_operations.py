@@ -1,7 +1,7 @@
 """Find operations of a CPU run that take longer in most steps than in the fast ones, though they are as many."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.per_rank.host_operations import StepOperations
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import Floats, Ints
 
@@ -47,13 +48,20 @@ class _Slow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slow_operations(
-    of_ranks: Mapping[int, StepOperations], step_ns: float | None, *, same_inputs: bool = False
+    of_ranks: Mapping[int, StepOperations],
+    step_ns: float | None,
+    others: Sequence[Finding] = (),
+    *,
+    same_inputs: bool = False,
 ) -> list[Finding]:
     """Return at most one finding; `step_ns` is the length of a median step of the job, `same_inputs` says that all
-    steps are known to compute as much.
+    steps are known to compute as much. Without that only the number of their operations is compared.
 
-    Steps count that all ranks recorded. Else it is compared only how many operations they made.
+    Steps count that all ranks recorded. There is none where `others` say that hosts lack cores or stand still, which
+    says more of the same time.
     """
+    if lack_cores(others) or any(each.id == "standing_still" for each in others):
+        return []
     steps = sorted(set.intersection(*({*each.steps} for each in of_ranks.values()))) if of_ranks else []
     if len(steps) < FEWEST or not step_ns:
         return []

@@ -126,8 +126,7 @@ def _of_longer_compute(
         return cause, more
     longer_ns = more["compute_ns"] - more["peers_compute_ns"]
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
-    times = more["compute_ns"] / max(more["peers_compute_ns"], 1.0)
-    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, times)
+    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work))
     more |= sized
     if cause == "more_work":
         return cause, more

@@ -352,7 +352,7 @@ def _causes(analysis: Analysis) -> str:
     differ = bool(every) and any(
         abs(head.causes.get(cause, 0) / exposed_ns - ns / every.total()) > SHARE_WITHIN for cause, ns in every.items()
     )
-    columns = ["why exposed", f"ms a {head.window}", *["of it"] * differ, of_steps if every else "share"]
+    columns = ["why exposed", f"ms a {head.window}", *["share"] * differ, of_steps if every else "share"]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
 
     def row(label: str, *causes: str) -> list[str]:

@@ -162,11 +162,10 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     """
     pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
     found = _ended_last(spans, asking, previous, np.zeros_like(pause))
-    ended = np.where(found[asking] >= 0, spans.end_ns[found[asking]], NONE)
-    apart = spans.start_ns[asking] - ended > np.maximum(OF_PAUSE * pause, SILENCE_NS)
-    rest = asking[(ended == NONE) | apart]
-    late = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)[(ended == NONE) | apart]
-    marked_later = _ended_last(spans, rest, previous, late)
+    none = found[asking] < 0
+    apart = spans.start_ns[asking] - spans.end_ns[found[asking]] > np.maximum(OF_PAUSE * pause, SILENCE_NS)
+    later = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)
+    marked_later = _ended_last(spans, asking[none | apart], previous, later[none | apart])
     return np.where(marked_later >= 0, marked_later, found)
 
 

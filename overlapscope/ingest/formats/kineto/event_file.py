@@ -32,9 +32,8 @@ DECODING: Final = 0.94
 """Part of the time of one process that is divided among several ..."""
 DECODING_GZIP: Final = 0.86
 """... and of a compressed file, which each must decompress."""
-
-
 NO_DEVICES: Final = re.compile(rb'"deviceProperties"\s*:\s*\[\s*\]')
+"""What Kineto writes before the events where it saw no device."""
 
 
 def states_no_device(head: bytes) -> bool:
@@ -101,7 +100,7 @@ class _Share(msgspec.Struct, kw_only=True):
                 self.begun = self.passed
             if self.end is not None and stream.consumed >= self.end:
                 raise _EndOfShare
-            self.collector.sizes = states_no_device(chunks.head)
+            self.collector.keeps_shapes = states_no_device(chunks.head)
             taken = self.begun is None or self.collector.take(array)
             if self.end is not None and not taken:
                 raise _NotShared
@@ -151,7 +150,7 @@ def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), display_path(path))
     share.read(stream, chunks)
-    share.collector.sizes = states_no_device(chunks.head)
+    share.collector.keeps_shapes = states_no_device(chunks.head)
     tail, closed = share.collector.add_last(chunks.tail, is_array=chunks.is_array)
     return EventFile(
         columns=share.collector.columns(),

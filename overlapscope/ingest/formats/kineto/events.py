@@ -105,6 +105,8 @@ class _SyncArgs(msgspec.Struct, gc=False):
 
 
 class _ShapeArgs(msgspec.Struct, gc=False):
+    """The text of the shapes of an operation's inputs."""
+
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
 
 
@@ -119,18 +121,18 @@ class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
     `speaks_of_comm(name)` selects the host ranges whose arguments are kept. Of those named `tensors_of` only shapes and
-    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks. Where `sizes` is
-    set, so are the sizes of the inputs of all host ranges.
+    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks. `keeps_shapes`
+    keeps how many elements the inputs of each host range have, and a hash of their shapes.
     """
 
-    sizes: bool = False
+    keeps_shapes: bool = False
 
     def __init__(
         self, speaks_of_comm: Callable[[str], bool], *, tensors_of: str | None = None, stacks: bool = False
     ) -> None:
         self._speaks, self._tensors_of, self._stacks = speaks_of_comm, tensors_of, stacks
         self._tensors: dict[tuple[bytes, bytes], CollectiveArgs] = {}
-        self._elements: dict[bytes, tuple[int, int]] = {b"": (NONE, NONE)}
+        self._inputs_of: dict[bytes, tuple[int, int]] = {b"": (NONE, NONE)}
         self._has_tensors = np.empty(0, np.bool_)
         self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
@@ -238,7 +240,7 @@ class EventCollector:
         elif sort == HOST:
             self._tables[sort].add(is_annotation=_are_annotations(events))
             self._add_host_args(first, events, names)
-            if self.sizes:
+            if self.keeps_shapes:
                 elements, shapes = self._inputs(events).T
                 self._tables[HOST].add(elements=elements, shapes=shapes)
 
@@ -274,7 +276,7 @@ class EventCollector:
     def _inputs(self, events: list[CompleteEvent]) -> Ints:
         """Return the number of elements of all inputs of each event, and a hash of their shapes, a row an event; NONE
         where no shapes were recorded."""
-        known, found = self._elements, []
+        known, found = self._inputs_of, []
         for each in decode_args([event.args for event in events], _ShapeArgs):
             text = bytes(each.input_dims)
             if text not in known:

@@ -34,8 +34,6 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 MOST_SHAPED: Final = 0.5
 """The sizes of a step's inputs are known if at least this share of its operations states shapes."""
-MIXES: Final = np.int64(-7046029254386353131)
-"""An odd number (2^64 over the golden ratio), so that sums of hashes of other operations differ."""
 
 
 def read_kineto(path: Path, context: ReadContext) -> Reading:
@@ -136,10 +134,10 @@ def _inputs(columns: TraceColumns, steps: Steps, base_ns: int) -> tuple[Ints, In
     known = np.bincount(step[shaped], minlength=number) >= MOST_SHAPED * np.bincount(step, minlength=number)
     rows, step = rows[shaped], step[shaped]
     names = np.array([hash_of(name.encode()) for name in columns.names.to_list()] or [0], np.int64)
-    mixed = (names[host.name[rows]] ^ columns.host_shapes[rows]) * MIXES
+    hashes = names[host.name[rows]] ^ columns.host_shapes[rows]
     sums = sum_by(step, elements[rows], number)
     known &= sums > 0
-    return np.where(known, sums, NONE), np.where(known, sum_by(step, mixed, number), NONE)
+    return np.where(known, sums, NONE), np.where(known, sum_by(step, hashes, number), NONE)
 
 
 def _cpu_timeline(

@@ -246,7 +246,7 @@ def late_on_shared_cores(
     }
     (turns,) = in_turns(on_cores(2, 1))
     monkeypatch.setattr(
-        "overlapscope.analysis.analyze.hosts_in_turns",
+        "overlapscope.analysis.late_ranks.hosts_in_turns",
         lambda *_: [replace(turns, ranks=tuple(range(RANKS)), waits=waits)],
     )
     return accused(run)

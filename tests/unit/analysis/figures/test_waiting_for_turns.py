@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import _still_ns, analyze, turns_on_cores, waiting_for_turns
+from overlapscope.analysis.analyze import _still_ns, analyze
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.exposure.core_waiting import in_turn
+from overlapscope.analysis.late_ranks import turns_on_cores, waiting_for_turns
 from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis
@@ -47,7 +48,7 @@ def turns(waits: Mapping[int, Pairs]) -> Turns:
 
 
 def analyzed(monkeypatch: pytest.MonkeyPatch, run: Run, *known: Turns) -> Analysis:
-    monkeypatch.setattr("overlapscope.analysis.analyze.hosts_in_turns", lambda *_: list(known))
+    monkeypatch.setattr("overlapscope.analysis.late_ranks.hosts_in_turns", lambda *_: list(known))
     return analyze(run)
 
 
