@@ -25,8 +25,8 @@ from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.property.synthetic.fleets import on_hosts
-from tests.unit.analysis.checks.test_host_cause import with_operations
-from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
+from tests.unit.analysis.stragglers.test_host_cause import with_operations
+from tests.unit.analysis.stragglers.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
 
 
 def changed_stragglers(base: MeasuredRun, *candidates: MeasuredRun) -> list[Finding]:

@@ -6,8 +6,8 @@ import pytest
 
 from overlapscope.timeline.intervals import length
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
-from tests.unit.analysis.checks.test_host_cause import with_readings
-from tests.unit.analysis.checks.test_stragglers import STEP_NS, job
+from tests.unit.analysis.stragglers.test_host_cause import with_readings
+from tests.unit.analysis.stragglers.test_stragglers import STEP_NS, job
 
 
 @pytest.mark.parametrize(

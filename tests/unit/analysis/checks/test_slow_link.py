@@ -13,7 +13,7 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
-from tests.unit.analysis.checks.test_stragglers import job
+from tests.unit.analysis.stragglers.test_stragglers import job
 
 MB = 1_000_000
 RANKS = 3

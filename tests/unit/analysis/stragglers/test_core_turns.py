@@ -17,8 +17,8 @@ from overlapscope.timeline.intervals import Intervals, difference, length
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, pairs_of, scheduled
 from tests.support.rank_rows import rank_timeline
-from tests.unit.analysis.checks.test_host_cause import with_operations
-from tests.unit.analysis.checks.test_stragglers import CULPRIT, RANKS, STEP_NS, STEPS, accused, job
+from tests.unit.analysis.stragglers.test_host_cause import with_operations
+from tests.unit.analysis.stragglers.test_stragglers import CULPRIT, RANKS, STEP_NS, STEPS, accused, job
 
 WHOLE = [(0, LENGTH)]
 

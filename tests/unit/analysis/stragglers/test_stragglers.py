@@ -120,7 +120,7 @@ def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: 
 def test_one_event_is_no_straggler(
     pause_ms: tuple[int, ...], named: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.STEPS", 8)
+    monkeypatch.setattr("tests.unit.analysis.stragglers.test_stragglers.STEPS", 8)
     assert [each.rank for each in accused(job(fault="host", pause_ms=pause_ms))] == named
 
 
@@ -171,7 +171,7 @@ def test_one_long_pause_without_kernels_is_no_lasting_compute(
 ) -> None:
     # Over three steps the culprit computes 1.4 times as long: in each of them, or in one operation that lost its core.
     # A step takes 40 ms: 4 more are a tenth.
-    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.STEPS", 3)
+    monkeypatch.setattr("tests.unit.analysis.stragglers.test_stragglers.STEPS", 3)
     run = job()
     late = run.ranks[CULPRIT]
     rows = np.flatnonzero(late.spans.kind == COMPUTE)
@@ -242,7 +242,7 @@ def test_a_rank_that_is_late_by_as_much_in_three_steps_is_not_so_by_chance(
 ) -> None:
     """Of two ranks one is late in all of three steps in a quarter of all jobs; by as much each time, hardly ever."""
     for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", steps)):
-        monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
+        monkeypatch.setattr(f"tests.unit.analysis.stragglers.test_stragglers.{name}", value)
     found = accused(job(fault="host", pause_ms=pause_ms))
     assert [(each.rank, each.held_by) for each in found] == [(1, "host")] * named
 
@@ -260,7 +260,7 @@ def test_a_rank_that_is_late_each_time_for_what_was_recorded_of_it_is_not_so_by_
 ) -> None:
     """However long it collects garbage each time: its peer does not."""
     for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", steps)):
-        monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
+        monkeypatch.setattr(f"tests.unit.analysis.stragglers.test_stragglers.{name}", value)
     found = accused(job(fault="gc_pause_ns", pause_ms=pause_ms))
     assert [(each.rank, each.held_by) for each in found] == [(1, "garbage_collector")] * named
 
@@ -292,7 +292,7 @@ def test_a_rank_that_pauses_as_long_in_each_step_is_named_however_late_it_is(
     monkeypatch: pytest.MonkeyPatch, pause_ms: tuple[int, ...], *, named: bool
 ) -> None:
     """It computes longer, too, by up to 24 ms, in one step more than in another."""
-    here, calls, usual = "tests.unit.analysis.checks.test_stragglers", count(), sorted_kernels
+    here, calls, usual = "tests.unit.analysis.stragglers.test_stragglers", count(), sorted_kernels
 
     def longer_each_step(rng: np.random.Generator, rank: int, fault: str | None) -> list[int]:
         step = next(calls) // 2

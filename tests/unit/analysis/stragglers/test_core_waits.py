@@ -10,8 +10,8 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.stragglers.core_waits import waits_for_cores, waits_on_their_own
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from overlapscope.timeline.run import Run
-from tests.unit.analysis.checks.test_host_cause import Reading, of_events, with_readings
-from tests.unit.analysis.checks.test_stragglers import MS, RANKS, STEP_NS, STEPS, job
+from tests.unit.analysis.stragglers.test_host_cause import Reading, of_events, with_readings
+from tests.unit.analysis.stragglers.test_stragglers import MS, RANKS, STEP_NS, STEPS, job
 
 LASTED_MS = (STEPS - 1) * STEP_NS / MS
 

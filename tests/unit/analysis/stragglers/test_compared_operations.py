@@ -9,8 +9,8 @@ from overlapscope.analysis.stragglers.compared_operations import _own_times, by_
 from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.unit.analysis.checks.test_host_cause import with_operations
-from tests.unit.analysis.checks.test_stragglers import CULPRIT, RANKS, STEPS, accused, job
+from tests.unit.analysis.stragglers.test_host_cause import with_operations
+from tests.unit.analysis.stragglers.test_stragglers import CULPRIT, RANKS, STEPS, accused, job
 
 USUAL = 25_275_350
 OTHERS = [rank for rank in range(RANKS) if rank != CULPRIT]

@@ -15,7 +15,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Annotations,
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.rank_rows import rank_timeline
-from tests.unit.analysis.checks.test_stragglers import CULPRIT, KERNELS, MS, RANKS, STEP_NS, STEPS, accused, job
+from tests.unit.analysis.stragglers.test_stragglers import CULPRIT, KERNELS, MS, RANKS, STEP_NS, STEPS, accused, job
 
 Reading = tuple[str, int, int, float]
 """(name, time, step, value)"""
@@ -325,7 +325,7 @@ def test_long_operations_more_beside_many_short_ones_of_their_name_are_more_work
     def mixed(_: np.random.Generator, rank: int, __: str | None) -> list[int]:
         return [round(each * MS) for each in (own_ms if rank == CULPRIT else usual_ms)]
 
-    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.sorted_kernels", mixed)
+    monkeypatch.setattr("tests.unit.analysis.stragglers.test_stragglers.sorted_kernels", mixed)
     found = only(accused(with_operations(job())))
     assert found.held_by == held_by
     if held_by == "more_work":
