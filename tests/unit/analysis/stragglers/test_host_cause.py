@@ -335,7 +335,7 @@ def test_long_operations_more_beside_many_short_ones_of_their_name_are_more_work
 
 def test_more_work_in_each_of_two_steps_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("test_stragglers", "test_host_cause"):
-        monkeypatch.setattr(f"tests.unit.analysis.checks.{module}.STEPS", 2)
+        monkeypatch.setattr(f"tests.unit.analysis.stragglers.{module}.STEPS", 2)
     run = with_readings(of_events(job(fault="slower_compute")), running(asleep=None, works_more=CULPRIT))
     assert only(accused(run)).held_by == "more_work"
 
