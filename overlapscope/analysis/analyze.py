@@ -1,7 +1,7 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,22 +54,14 @@ from overlapscope.analysis.result import (
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
-from overlapscope.analysis.stragglers.shared_cores import (
-    decide_who_is_late,
-)
+from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from overlapscope.analysis.stragglers.standing_still import standing_still
-from overlapscope.analysis.stragglers.stragglers import (
-    Straggler,
-    beside_slow_links,
-)
+from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.intervals import Activity, length
+from overlapscope.timeline.intervals import Activity, BusyTime, length
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import Run, Source
-
-if TYPE_CHECKING:
-    pass
 
 MAX_NAMES = 100
 
@@ -147,7 +139,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _pauses(alone)),
+        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone)),
         throughput=throughput(run, alone),
         headline=head,
         dry_step=dry_step(run),
@@ -159,12 +151,16 @@ def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
 
 
-def _pauses(alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:
-    """Return the pauses of hosts of a CPU run while they seemed to compute, by rank, where some are known."""
+def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:
+    """Return the pauses of hosts of a CPU run while they seemed to compute, by rank."""
     return {
-        rank: HostPauses(stood_still=own.stood_still, waited_for_core=own.parts.waiting.computing)
+        rank: HostPauses(
+            stood_still=own.stood_still,
+            waited_for_core=None if own.parts.waiting is None else own.parts.waiting.computing,
+            collected=BusyTime(recorded_pauses(run.ranks[rank], COLLECTOR)),
+        )
         for rank, own in alone.items()
-        if own.parts.waiting is not None
+        if not run.ranks[rank].has_device
     }
 
 

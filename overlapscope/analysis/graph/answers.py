@@ -111,6 +111,8 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     """Of the part `compute`: for how long at least a host without a device stood still while it seemed to compute."""
     waited_for_core_ns: int = 0
     """Of the part `compute`: for how long such a host waited for a core, by the system's account."""
+    garbage_collected_ns: int = 0
+    """Of the part `compute`: for how long such a host collected garbage, as capture noted it."""
 
 
 class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +120,8 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
 
     stood_still: Activity | None
     waited_for_core: Activity | None
+    collected: Activity
+    """Garbage, as capture noted it; empty where it did not."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

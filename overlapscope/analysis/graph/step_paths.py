@@ -283,7 +283,7 @@ def _summed(
     without_work: dict[int, int] = {}
     works = np.isin(segments.part, WORK)
     operations: dict[tuple[str, str], tuple[int, int]] = {}
-    stood_still_ns = waited_ns = 0
+    stood_still_ns = waited_ns = collected_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
@@ -293,6 +293,7 @@ def _summed(
             edges = [clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns)]
             stood_still_ns += _within(pauses[rank].stood_still, *edges)
             waited_ns += _within(pauses[rank].waited_for_core, *edges)
+            collected_ns += _within(pauses[rank].collected, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names = run.ranks[rank].names
         for (at, code), ns, count in _totals(*_in_operations(run.ranks[rank], take(segments, own), clocks, pieces)):
@@ -317,6 +318,7 @@ def _summed(
         without_work_ns={str(rank): total for rank, total in sorted(without_work.items()) if total},
         stood_still_ns=stood_still_ns,
         waited_for_core_ns=waited_ns,
+        garbage_collected_ns=collected_ns,
     )
 
 

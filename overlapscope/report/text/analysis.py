@@ -561,6 +561,8 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         text.append(f"  in {ms(path.stood_still_ns)} ms of the compute, at least, its host stood still")
     if path.waited_for_core_ns >= WORTH_STANDING_STILL * path.length_ns:
         text.append(f"  in {ms(path.waited_for_core_ns)} ms of the compute its host waited for a core")
+    if path.garbage_collected_ns >= WORTH_STANDING_STILL * path.length_ns:
+        text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
     if path.operations:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]

@@ -14,6 +14,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.ingest.parsing.fact_tables import fact_table
+from overlapscope.report.text.analysis import critical_path_text
 from overlapscope.timeline.columns import Collectives, Spans, Telemetry, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -96,7 +97,11 @@ def test_garbage_that_a_host_was_seen_to_collect_is_no_standing_still() -> None:
     ends = [at * STEP_NS + end * MS for at, end in enumerate([28, 24, 32] * 2)]
     notes = [{"name": "gc_pause_ns", "time_ns": end, "step": 0, "value": 20.0 * MS} for end in ends]
     late = replace(run.ranks[1], telemetry=fact_table(Telemetry, notes, names), names=tuple(names.to_list()))
-    assert found(replace(run, ranks={**run.ranks, 1: late})) == (None, "")
+    run = replace(run, ranks={**run.ranks, 1: late})
+    assert found(run) == (None, "")
+    path = analyze_with_advice(run).critical_path
+    assert [each.garbage_collected_ns for each in path.steps] == [20 * MS] * 6
+    assert "in 20.000 ms of the compute its host collected garbage" in critical_path_text(path)
 
 
 def test_of_several_threads_it_is_not_known_whether_a_host_stood_still() -> None:
