@@ -45,6 +45,7 @@ def late_ranks_of(
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
         paused={rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs},
+        operation_ns={rank: own.operation_ns for rank, own in alone.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())

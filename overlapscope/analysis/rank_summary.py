@@ -15,7 +15,12 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
-from overlapscope.analysis.per_rank.host_operations import StepOperations, step_operations
+from overlapscope.analysis.per_rank.host_operations import (
+    StepOperations,
+    operation_pieces,
+    operation_times,
+    step_operations,
+)
 from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
@@ -65,6 +70,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
     operations: StepOperations | None
     """In a CPU run, how long each step was in each operation; None without host events."""
+    operation_ns: Mapping[str, int]
+    """The same of the whole recording; empty without host events."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -103,6 +110,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     runs = None if alone else readable_host_runs(timeline, covered)
     waiting = core_waiting(timeline, covered, runs)
+    operations, operation_ns = _operations(timeline, windows)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -127,7 +135,8 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         not_launched=before_first_launch(timeline),
         host=None if alone else _host_times(timeline, causes),
         host_runs=runs,
-        operations=_operations(timeline, windows),
+        operations=operations,
+        operation_ns=operation_ns,
         stages=own_stages(timeline, groups, windows),
     )
 
@@ -142,14 +151,20 @@ def _host_times(timeline: RankTimeline, causes: OwnCauses) -> HostTimes | None:
         return None
 
 
-def _operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> StepOperations | None:
-    """Return how long each step was in each operation; None also where its host events cannot be read."""
+def _operations(
+    timeline: RankTimeline, windows: Sequence[StepWindow]
+) -> tuple[StepOperations | None, Mapping[str, int]]:
+    """Return how long each step, and the whole recording, was in each operation; None and nothing also where its host
+    events cannot be read."""
     if timeline.host_is_lost:
-        return None
+        return None, {}
     try:
-        return step_operations(timeline, windows)
+        pieces = operation_pieces(timeline)
+        if pieces is None:
+            return None, {}
+        return step_operations(timeline, pieces, windows), operation_times(timeline, pieces)
     except HostEventsError:  # as above
-        return None
+        return None, {}
 
 
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:

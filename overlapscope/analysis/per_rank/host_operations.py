@@ -73,14 +73,23 @@ def pieces_within(pieces: OperationPieces, lane: Ints, start_ns: Ints, end_ns: I
     return concat(found) if found else take(pieces, np.zeros(0, np.int64))
 
 
-def step_operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> StepOperations | None:
-    """Return what the complete steps of a rank spent in each operation; None where that was not recorded.
+def operation_times(timeline: RankTimeline, pieces: OperationPieces) -> dict[str, int]:
+    """Return how long a host computed in the operations of each name in the whole recording, in nanoseconds, without
+    those inside them."""
+    codes, row = np.unique(pieces.name, return_inverse=True)
+    sums = sum_by(row.ravel(), pieces.end_ns - pieces.start_ns, codes.size)
+    return {timeline.names[code]: ns for code, ns in zip(codes.tolist(), sums.tolist(), strict=True)}
+
+
+def step_operations(
+    timeline: RankTimeline, pieces: OperationPieces, windows: Sequence[StepWindow]
+) -> StepOperations | None:
+    """Return what the complete steps of a rank spent in each operation; None without such steps.
 
     A step counts with what computed inside its window. Raises HostEventsError.
     """
     complete = sorted((each.window, each.step) for each in windows if each.complete and each.window)
-    pieces = operation_pieces(timeline) if complete else None
-    if pieces is None:
+    if not complete:
         return None
     begin, end = np.array([window for window, _ in complete], np.int64).T
     parts, piece = parts_inside(Intervals(pieces.start_ns, pieces.end_ns), Intervals(begin, end))

@@ -9,13 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.per_rank.host_operations import operation_pieces
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.rows import sort_order, sum_by
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -66,31 +65,22 @@ def _of_steps(timeline: RankTimeline, column: Ints) -> dict[int, int]:
     return dict(zip(timeline.steps.step[known].tolist(), column[known].tolist(), strict=True))
 
 
-def longer_operation(rank: int, others: Sequence[int], run: Run, longer_ns: float) -> dict[str, Any]:
-    """Return the name of the operation in which most of what a host computed longer than its peers lies, without those
-    that it encloses, and how much that is; empty where none has more than MOST of `longer_ns`, or that is not known."""
-    own_ns = {each: _own_times(run.ranks[each]) for each in (rank, *others)}
-    if not all(own_ns.values()):
+def longer_operation(
+    rank: int, others: Sequence[int], operation_ns: Mapping[int, Mapping[str, int]], longer_ns: float
+) -> dict[str, Any]:
+    """Return the name of the operation in which most of what a host computed longer than its peers lies, and how much
+    that is; empty where none has more than MOST of `longer_ns`, or that is not known.
+
+    `operation_ns` holds by rank the result of `operation_times`, where operations were recorded.
+    """
+    if not all(operation_ns.get(each) for each in (rank, *others)):
         return {}
     more = {
-        name: ns - float(np.median([own_ns[each].get(name, 0) for each in others]))
-        for name, ns in own_ns[rank].items()
-    }  # fmt: skip
+        name: ns - float(np.median([operation_ns[each].get(name, 0) for each in others]))
+        for name, ns in operation_ns[rank].items()
+    }
     name = max(more, key=more.__getitem__)
     return {"longer_op": name, "longer_op_ns": round(more[name])} if more[name] > MOST * longer_ns else {}
-
-
-def _own_times(timeline: RankTimeline) -> dict[str, int]:
-    """Return how long a host computed in the operations of each name, without those inside them."""
-    try:
-        pieces = operation_pieces(timeline)
-    except HostEventsError:
-        return {}
-    if pieces is None or not pieces.name.size:
-        return {}
-    names, row = np.unique(pieces.name, return_inverse=True)
-    sums = sum_by(row.ravel(), pieces.end_ns - pieces.start_ns, names.size)
-    return {timeline.names[code]: ns for code, ns in zip(names.tolist(), sums.tolist(), strict=True)}
 
 
 def same_operations(rank: int, others: Sequence[int], run: Run) -> bool:

@@ -71,12 +71,14 @@ def find_straggler_cause(
     not_launched: Mapping[int, Intervals],
     core_waits: Mapping[int, Intervals],
     paused: Mapping[int, Intervals],
+    operation_ns: Mapping[int, Mapping[str, int]],
 ) -> tuple[str | None, dict[str, Any]]:
     """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
 
     `not_launched` holds the result of `before_first_launch` for every rank; `core_waits`, for those that share too few
     cores by what their traces show, when each paused for lack of one; `paused`, when ranks without a device paused
-    inside operations, for whatever reason, where that is known.
+    inside operations, for whatever reason, where that is known; `operation_ns`, how long such ranks computed in the
+    operations of each name.
     """
     late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
@@ -100,7 +102,7 @@ def find_straggler_cause(
             more |= sized
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, computed)
+        cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, operation_ns, computed)
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
         if run.ranks[rank].has_device:
@@ -113,7 +115,8 @@ def find_straggler_cause(
 
 def _of_longer_compute(
     late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], work: Mapping[int, RankCompute],
-    core_waits: Mapping[int, Intervals], paused: Mapping[int, Intervals], computed_ns: int,
+    core_waits: Mapping[int, Intervals], paused: Mapping[int, Intervals],
+    operation_ns: Mapping[int, Mapping[str, int]], computed_ns: int,
 ) -> tuple[str | None, dict[str, Any]]:  # fmt: skip
     """Return why a rank computed longer than its peers, by `computed_ns` before its late calls, with evidence."""
     rank, peers = late[0].rank, compared_peers(late)
@@ -130,7 +133,7 @@ def _of_longer_compute(
     more |= sized
     if cause == "more_work":
         return cause, more
-    more |= longer_operation(rank, peers, run, longer_ns)
+    more |= longer_operation(rank, peers, operation_ns, longer_ns)
     pauses_ns, late_ns = _paused_longer(late, paused)
     more["paused_more_ns"] = pauses_ns
     merely = same_operations(rank, peers, run)

@@ -131,6 +131,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True):
     """When hosts of CPU runs paused because others had all cores that they share, as far as that is known."""
     paused: Mapping[int, Intervals] = {}
     """When hosts of CPU runs paused inside operations, for whatever reason, as far as that is known."""
+    operation_ns: Mapping[int, Mapping[str, int]] = {}
+    """How long hosts of CPU runs computed in the operations of each name, as far as that is known."""
     left_out: frozenset[int] = frozenset()
     """Ranks that are late together with the one that is looked at. Who has the most blame of those that are left has it
     by the choice of who is left out: that alone allows no larger probability."""
@@ -197,7 +199,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     found = []
     causes = partial(
         find_straggler_cause, run=run, coverage=coverage, work=ranks.work, not_launched=ranks.not_launched,
-        core_waits=ranks.core_waits, paused=ranks.paused,
+        core_waits=ranks.core_waits, paused=ranks.paused, operation_ns=ranks.operation_ns,
     )  # fmt: skip
     for rank, theirs in late.items():
         window_ns = ranks.window_ns.get(rank) or 0

@@ -15,6 +15,7 @@ from overlapscope.analysis.per_rank.host_operations import (
     OperationPieces,
     StepOperations,
     operation_pieces,
+    operation_times,
     pieces_within,
     step_operations,
 )
@@ -168,8 +169,11 @@ def test_it_is_not_known_with_a_device_or_without_host_events_or_without_compute
         (True, cpu), (False, timeline_of(events, spans, has_device=True)), (False, unseen),
         (False, timeline_of(events, [Work(0, 0, 9, COMM)])),
     ):  # fmt: skip
-        assert (operation_pieces(timeline) is not None) is known
-        assert (step_operations(timeline, windows) is not None) is known
+        pieces = operation_pieces(timeline)
+        assert (pieces is not None) is known
+        if pieces:
+            assert step_operations(timeline, pieces, windows) is not None
+            assert step_operations(timeline, pieces, ()) is None
 
 
 @settings(max_examples=100)
@@ -220,12 +224,19 @@ def test_each_complete_step_has_what_it_spent_in_each_operation_and_the_calls_th
         for at, role in enumerate(roles)
         if role != "none"
     ]  # fmt: skip
-    found = step_operations(timeline, windows)
+    pieces = operation_pieces(timeline)
     steps = [at for at, role in enumerate(roles) if role == "step"]
-    if not steps or not any(each.kind == COMPUTE for each in spans):
+    if not any(each.kind == COMPUTE for each in spans):
+        assert pieces is None
+        return
+    assert pieces is not None
+    by_moment = by_raster(events, spans)
+    assert operation_times(timeline, pieces) == Counter(by_moment.values())
+    found = step_operations(timeline, pieces, windows)
+    if not steps:
         assert found is None
         return
-    spent = Counter((name, moment // SLOT) for (_, moment), name in by_raster(events, spans).items())
+    spent = Counter((name, moment // SLOT) for (_, moment), name in by_moment.items())
     began = Counter((NAMES[each.code], each.start // SLOT) for each in events if each.kind == OPERATION)
     assert found is not None
     assert found.steps == tuple(10 + at for at in steps)
@@ -233,6 +244,12 @@ def test_each_complete_step_has_what_it_spent_in_each_operation_and_the_calls_th
     assert found.own_ns.tolist() == [[spent[name, at] for at in steps] for name in found.names]
     # An operation without length at the end of a slot begins in the next one.
     assert found.calls.tolist() == [[began[name, at] for at in steps] for name in found.names]
+
+
+def operations_of(timeline: RankTimeline, windows: Sequence[StepWindow]) -> StepOperations | None:
+    pieces = operation_pieces(timeline)
+    assert pieces
+    return step_operations(timeline, pieces, windows)
 
 
 def by_name(found: StepOperations | None) -> dict[str, tuple[list[int], list[int]]]:
@@ -249,7 +266,7 @@ def test_an_operation_that_encloses_others_spends_what_they_leave_and_other_thre
             Op("aten::add", 200, 300), Beside("aten::add", 250, 290), Call(start=700, end=720),
         ]
     )  # fmt: skip
-    found = by_name(step_operations(run.ranks[0], step_windows(run.ranks[0])))
+    found = by_name(operations_of(run.ranks[0], step_windows(run.ranks[0])))
     assert found == {
         "aten::linear": ([(150 - step) * US for step in range(STEPS)], [1] * STEPS),
         "aten::mm": ([(50 + step) * US for step in range(STEPS)], [1] * STEPS),
@@ -263,7 +280,7 @@ def test_an_operation_is_a_call_of_the_step_in_which_it_begins() -> None:
     windows = [StepWindow(step=at, recording=0, window=(at * SLOT, (at + 1) * SLOT), complete=True) for at in (0, 1)]
     timeline = timeline_of(events, [Work(0, 0, LAST)])
     for given_ in (windows, windows[::-1]):
-        found = step_operations(timeline, given_)
+        found = operations_of(timeline, given_)
         assert by_name(found) == {"aten::mm": ([3, 4], [2, 1])}
         assert found
         assert found.steps == (0, 1)

@@ -5,7 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.stragglers.compared_operations import _own_times, by_sizes, longer_operation
+from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.stragglers.compared_operations import by_sizes, longer_operation
 from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
@@ -89,10 +90,10 @@ def test_the_operation_in_which_most_of_it_lies_is_named() -> None:
     run = with_operations(job(fault="slower_compute"))
     (named,) = accused(run)
     longer_ns = named.evidence["compute_ns"] - named.evidence["peers_compute_ns"]
-    found = longer_operation(CULPRIT, OTHERS, run, longer_ns)
-    own = {rank: _own_times(run.ranks[rank]) for rank in range(RANKS)}
+    own = {rank: summary.operation_ns for rank, summary in summarize_ranks(run).items()}
+    found = longer_operation(CULPRIT, OTHERS, own, longer_ns)
     most = max(own[CULPRIT], key=lambda name: own[CULPRIT][name] - own[OTHERS[0]].get(name, 0))
     assert found["longer_op"] == most
     assert found["longer_op_ns"] == round(own[CULPRIT][most] - np.median([own[rank][most] for rank in OTHERS]))
-    assert longer_operation(CULPRIT, OTHERS, run, 3 * longer_ns) == {}
-    assert longer_operation(CULPRIT, OTHERS, job(fault="slower_compute"), longer_ns) == {}, "no operations"
+    assert longer_operation(CULPRIT, OTHERS, own, 3 * longer_ns) == {}
+    assert longer_operation(CULPRIT, OTHERS, {CULPRIT: own[CULPRIT]}, longer_ns) == {}, "no operations of its peers"
