@@ -132,7 +132,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of the edge (`EDGE_KINDS`); `host` stands for all of a thread's calls and the time between them."""
     known: str
     what: str | None
-    """Name of the span, or of the last call of the host."""
+    """Name of the span, or of the last call of the host; of what a CPU computed, the operation that took most of it."""
     start_ns: int
     end_ns: int
     calls: int = 0

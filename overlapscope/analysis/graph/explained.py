@@ -30,6 +30,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, placed_chain, span_of_moment
 from overlapscope.analysis.graph.gains import shortening_gains, whole_slack
 from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
+from overlapscope.analysis.graph.named_operations import with_operations
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.display import list_some
 from overlapscope.errors import HostEventsError, UsageError
@@ -180,6 +181,7 @@ class RunChains:
         if reason not in [NO_CAUSES[each] for each in WITHOUT_HOST]:
             reason = " and ".join(REFUSED[each] for each in failed) or reason
         chain = explained(self._run.ranks, graph, rank, row, moment, self.origin_ns, most)
+        chain = with_operations(chain, graph, self._run.ranks)
         if reason is None:
             return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
         known = _known_part(chain.chain, failed)
@@ -358,10 +360,13 @@ def longest_loss(
             longer = explained(ranks, graph, rank, row, start, origin_ns, most=LINKS_OF_LOSS, since_ns=start)
             chain = _back_to(longer, start - origin_ns)
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
-        if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
-            return loss
         first = first or loss
-    return first
+        if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
+            first = loss
+            break
+    if first is None:
+        return None
+    return msgspec.structs.replace(first, chain=with_operations(first.chain, graph, ranks))
 
 
 def _back_to(chain: Chain, start_ns: int) -> Chain:

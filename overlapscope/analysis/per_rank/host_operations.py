@@ -40,16 +40,20 @@ class StepOperations(msgspec.Struct, frozen=True, kw_only=True):
     """The median length of its pieces, which a few long ones leave as it is; NaN without any."""
 
 
-def operation_pieces(timeline: RankTimeline) -> OperationPieces | None:
+def operation_pieces(timeline: RankTimeline, around: tuple[int, int] | None = None) -> OperationPieces | None:
     """Return in which operation each thread was while it computed; None with a device, and without host events.
 
-    Raises HostEventsError.
+    With `around`, a begin and an end, at least the pieces between them. Raises HostEventsError.
     """
     if timeline.has_device or not timeline.has_host_events:
         return None
     spans = timeline.spans
     computes = spans.kind == COMPUTE
     host = select_host_spans(timeline.host, (OPERATION,))
+    if around is not None:
+        begin, end = around
+        computes &= (spans.start_ns < end) & (spans.end_ns > begin)
+        host = take(host, (host.start_ns < end) & (host.end_ns > begin))
     found = []
     for lane in values_in(spans.lane[computes]).tolist():
         own, calls = computes & (spans.lane == lane), host.lane == lane

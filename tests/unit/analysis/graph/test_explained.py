@@ -17,6 +17,7 @@ from overlapscope.report.text.analysis import longest_loss_text
 from overlapscope.timeline.columns import COMM, Syncs, make
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
+from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
 from tests.support.graph_programs import Launch, Poll, Record, Sync, Wait, Work, simulate
 
 MS = 1_000_000
@@ -187,3 +188,20 @@ def test_a_recording_that_was_sampled_is_explained_up_to_its_first_gap() -> None
     assert found.chain[0].unexplained_ns > 50 * MS
     assert found.reason
     assert "not recorded" in found.reason
+
+
+def test_what_a_cpu_computed_is_named_by_its_operation() -> None:
+    """Rank 1 comes 300 us later than rank 0, for a product, and adds for 100 us then."""
+    run = cpu_run(
+        lambda step, rank: [
+            Op("aten::mm", 0, 400 + 300 * rank), Op("aten::add", 402 + 300 * rank, 502 + 300 * rank),
+            Call(start=503 + 300 * rank, end=850), Op("aten::fill_", 860, 900),
+        ]
+    )  # fmt: skip
+    loss = analyze(run).critical_path.longest_loss
+    assert loss
+    named = ["aten::add", "aten::mm"]
+    assert [each.what for each in loss.chain.chain if each.kind == "compute"][:2] == named
+    assert "pieces of work on its stream or thread, the longest aten::mm" in longest_loss_text(loss)
+    at_ns = (loss.start_ns + loss.end_ns) // 2
+    assert [each.what for each in chain_at(run, 0, at_ns).chain if each.kind == "compute"][:2] == named
