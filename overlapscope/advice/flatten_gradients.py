@@ -1,6 +1,8 @@
 """Rule: gradients, or parameters in local SGD, are reduced one by one; send them as a few flat buckets."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -147,10 +149,12 @@ def _are_often(given: RuleInput, bursts: Sequence[_Burst]) -> bool:
 
 
 def _a_step(given: RuleInput, bursts: Sequence[_Burst]) -> float:
-    """Return what bursts lose in a step, in ns: where most steps have some, in one that has."""
-    having = len({each.window for each in bursts})
-    steps = having if 2 * having > given.steps else given.steps
-    return sum(each.lost_ns for each in bursts) / max(steps, 1)
+    """Return what bursts lose in a step, in ns: where most steps have some, in the median one that has, as the step
+    that it is held against is a median; else in the mean of all."""
+    lost: dict[int, int] = defaultdict(int)
+    for each in bursts:
+        lost[each.window] += each.lost_ns
+    return median(lost.values()) if 2 * len(lost) > given.steps else sum(lost.values()) / max(given.steps, 1)
 
 
 def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[_Burst]:

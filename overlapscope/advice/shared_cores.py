@@ -53,10 +53,10 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         changes_numerics=False,
         apply={
             "linux": "nproc; taskset -cp PID  # cores of the job, and of each rank: at least two a rank\n"
-            "taskset -c 0-3 python train.py  # rank 0; 4-7 for rank 1, and so on",
-            "slurm": "srun --cpus-per-task=8 --cpu-bind=cores python train.py",
-            "container": "docker run --cpus=64 ...  # Kubernetes: requests.cpu and limits.cpu, equal and whole",
-            "torch": "export OMP_NUM_THREADS=CORES_A_RANK  # or torch.set_num_threads(); fewer DataLoader workers",
+            "taskset -c FIRST-LAST python train.py  # for each rank, cores that no other rank has",
+            "slurm": "srun --cpus-per-task=CORES_A_RANK --cpu-bind=cores python train.py",
+            "container": "docker run --cpus=CORES ...  # Kubernetes: requests.cpu and limits.cpu, equal and whole",
+            "torch": "export OMP_NUM_THREADS=CORES_A_RANK  # or torch.set_num_threads(); loaders need cores, too",
         },
         verify=VERIFY,
         per="step" if gain is None and analysis.headline.window == "step" else "recording",

@@ -56,6 +56,20 @@ class RecordedSteps(msgspec.Struct, kw_only=True, frozen=True):
     """... the recorded ones, by the same clock of the same rank; null where that was not read."""
 
 
+class CaptureCost(msgspec.Struct, kw_only=True, frozen=True):
+    """What recording itself cost a recorded step, in the mean, as capture measured it on the rank where it was most."""
+
+    rank: int
+    mean_ns: float
+    """How much longer a recorded step took, in the mean, and ..."""
+    mean_low_ns: float
+    """... the lower and ..."""
+    mean_high_ns: float
+    """... the upper bound of its 95 % interval."""
+    step_ns: float
+    """The step without it."""
+
+
 class TriggeredTrace(msgspec.Struct, kw_only=True, frozen=True):
     """A trace that a running job recorded of itself, because its trigger found a reason."""
 
@@ -78,6 +92,8 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Whether any rank's times are of a device: without one, what computes is the host itself."""
     recorded_steps: RecordedSteps | None = None
     """How many steps were recorded; null where all were, or nobody counted the others."""
+    capture_cost: CaptureCost | None = None
+    """Null where capture did not measure it."""
     triggers: list[TriggeredTrace] = []
 
 

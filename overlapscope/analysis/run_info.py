@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.result import RecordedSteps, RunInfo, TriggeredTrace
+from overlapscope.analysis.result import CaptureCost, RecordedSteps, RunInfo, TriggeredTrace
 from overlapscope.timeline.columns import STEP_TIME
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
@@ -23,6 +23,7 @@ def run_info(run: Run) -> RunInfo:
         fingerprint=dict(run.fingerprint),
         has_device=any(each.has_device for each in run.ranks.values()),
         recorded_steps=_recorded_steps(run),
+        capture_cost=_capture_cost(run),
         triggers=_triggers(run),
     )
 
@@ -50,6 +51,13 @@ def _recorded_steps(run: Run) -> RecordedSteps | None:
     return None if most is None or most.recorded == most.of else most
 
 
+def _capture_cost(run: Run) -> CaptureCost | None:
+    """Return what recording cost on the rank where it was most; None where no rank says so."""
+    stated = {rank: _stated(timeline.recorded.get("overhead"), _Overhead) for rank, timeline in run.ranks.items()}
+    found = [CaptureCost(rank=rank, **msgspec.structs.asdict(own)) for rank, own in stated.items() if own is not None]
+    return max(found, key=lambda each: each.mean_ns, default=None)
+
+
 def _triggers(run: Run) -> list[TriggeredTrace]:
     """Return why a running job recorded this trace, or the traces beside this recording; each once."""
     found = []
@@ -62,6 +70,13 @@ def _triggers(run: Run) -> list[TriggeredTrace]:
 
 class _Sampled(msgspec.Struct):
     every: int
+
+
+class _Overhead(msgspec.Struct):
+    mean_ns: float
+    mean_low_ns: float
+    mean_high_ns: float
+    step_ns: float
 
 
 def _stated(value: Any, kind: type[T]) -> T | None:

@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import Final
 
+import numpy as np
+
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
 from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.intervals import intersection, length, union
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.intervals import BusyTime, intersection, length, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 
 MOST_NAMED: Final = 3
@@ -33,15 +36,18 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the device is idle while a batch is fetched; without a device also where the host
     computes meanwhile, for the batch."""
     found = host_time(given, "data_loading")
-    own = {} if given.run_has_device else _fetched_ns(given)
-    lost = max(found.ns, round(fmean(own.values()))) if own else found.ns
+    own = found.by_window if given.run_has_device else _longer(found.by_window, _fetched_ns(given))
+    lost = round(_slowest_ns(own))
     if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
     alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
-    how = f"the device waits {ms(lost)}" if given.run_has_device else f"{ms(lost)}"
-    until = (
-        "while a batch is fetched" if given.run_has_device else "pass on the training thread while it fetches a batch"
-    )
+    means = {rank: float(each.mean()) for rank, each in own.items() if each.size}
+    most = max(means, key=means.__getitem__)
+    of = f" of rank {most}" if means[most] >= UNEVEN * fmean(means.values()) else ""
+    how = f"the device{of} waits {ms(lost)}" if given.run_has_device else f"{ms(lost)}"
+    until = "while a batch is fetched"
+    if not given.run_has_device:
+        until = f"pass on the training thread{of} while it fetches a batch"
     return recommended(
         given,
         id="data_loading",
@@ -62,17 +68,30 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _fetched_ns(given: RuleInput) -> dict[int, float]:
-    """Return for how long a step the training thread of each rank fetched a batch, in ranges that say so."""
+def _slowest_ns(own: Mapping[int, Ints]) -> float:
+    """Return the mean over steps of the rank that lost most in each, for which the others wait; of ranks with unlike
+    numbers of steps that of the rank with the largest mean."""
+    each = [windows for windows in own.values() if windows.size]
+    if len({windows.size for windows in each}) == 1:
+        return float(np.max(each, axis=0).mean())
+    return max((float(windows.mean()) for windows in each), default=0.0)
+
+
+def _longer(one: Mapping[int, Ints], other: Mapping[int, Ints]) -> dict[int, Ints]:
+    return {rank: np.maximum(own, other[rank]) for rank, own in one.items()}
+
+
+def _fetched_ns(given: RuleInput) -> dict[int, Ints]:
+    """Return for how long the training thread of each rank fetched a batch in each step, in ranges that say so."""
     found = {}
     for rank, windows in given.windows.items():
         timeline = given.run.ranks[rank]
         notes = timeline.annotations
         loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
         loads &= notes.lane == training_lane(timeline)
-        times = union((notes.start_ns[loads], notes.end_ns[loads]))
-        if windows:
-            found[rank] = length(intersection(times, time_of(windows))) / len(windows)
+        fetches = BusyTime(union((notes.start_ns[loads], notes.end_ns[loads])))
+        starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+        found[rank] = fetches.within(starts, ends)
     return found
 
 

@@ -4,10 +4,12 @@ from collections import defaultdict
 from typing import Final
 
 import msgspec
+import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput
+from overlapscope.advice.rule_input import RuleInput, Windows
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
+from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.run import RankTimeline
 
@@ -23,6 +25,8 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     by_kind: dict[str, int]
     by_call: dict[str, int]
     """Of calls with a name, the longest first."""
+    by_window: dict[int, Ints]
+    """By rank, in each of its windows: as recorded, not scaled to the headline."""
     ops: frozenset[str]
     """Operations that made these calls."""
     shown_by: ShownBy | None
@@ -32,13 +36,17 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
 def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
     """Return the idle time of these kinds; the sums of steps are scaled to the idle time of the headline."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
+    by_window = {rank: np.zeros(len(windows), np.int64) for rank, windows in given.windows.items()}
     longest: tuple[int, HostLoss] | None = None
     ops = set()
     for rank, losses in given.host_losses.items():
         for each in losses:
             if each.kind not in kinds:
                 continue
-            sums[each.kind, each.call or ""] += _within(each, given, rank)
+            own = _within(each, given.windows.get(rank, ()))
+            sums[each.kind, each.call or ""] += int(own.sum())
+            if rank in by_window:
+                by_window[rank] += own
             ops |= {each.op} if each.op else set()
             if longest is None or _length(each) > _length(longest[1]):
                 longest = rank, each
@@ -53,6 +61,7 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
         ns=round(sum(by_kind.values())),
         by_kind={kind: round(ns) for kind, ns in by_kind.items()},
         by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
+        by_window=by_window,
         ops=frozenset(ops),
         shown_by=None if longest is None else shown_by(given.run.ranks[longest[0]], longest[1]),
     )
@@ -66,9 +75,9 @@ def shown_by(timeline: RankTimeline, loss: HostLoss) -> ShownBy:
     )  # fmt: skip
 
 
-def _within(loss: HostLoss, given: RuleInput, rank: int) -> int:
-    busy = BusyTime(loss.when)
-    return sum(int(busy.before(end) - busy.before(start)) for start, end in given.windows.get(rank, ()))
+def _within(loss: HostLoss, windows: Windows) -> Ints:
+    starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    return BusyTime(loss.when).within(starts, ends)
 
 
 def _length(loss: HostLoss) -> int:

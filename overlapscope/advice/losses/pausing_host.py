@@ -72,7 +72,7 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         apply={
             "python": "py-spy dump --pid PID  # while it pauses: a sleep, a file, a lock, a service that answers late\n"
             "torch.profiler.profile(with_stack=True)  # which function it is in",
-            "torch": "with torch.profiler.record_function('logging'): ...  # name the parts of the loop",
+            **_named_parts(given),
         },
         evidence={
             "ranks": ranks,
@@ -83,6 +83,13 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the rank is idle for less",
     )
+
+
+def _named_parts(given: RuleInput) -> dict[str, str]:
+    """Return code that names the parts of the loop, in a way that this kind of recording keeps."""
+    if any(timeline.basis == "events" for timeline in given.run.ranks.values()):
+        return {"overlapscope": "with scope.region('logging'): ...  # name the parts of the loop"}
+    return {"torch": "with torch.profiler.record_function('logging'): ...  # name the parts of the loop"}
 
 
 def _own_step_ns(given: RuleInput, rank: int) -> float:

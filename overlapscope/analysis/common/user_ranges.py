@@ -22,16 +22,20 @@ _NUMBER: Final = re.compile(r"[0-9]+")
 
 
 def range_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) -> str | None:
-    """Return the name of the innermost range of a thread that covers most of a pause, on the rank's own clock.
+    """Return the name of the range that `row_of_pause` finds; None for none."""
+    row = row_of_pause(timeline, lane, begin_ns, end_ns)
+    return None if row is None else timeline.name(int(timeline.annotations.name[row]))
+
+
+def row_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) -> int | None:
+    """Return the row of the innermost range of a thread that covers most of a pause, on the rank's own clock.
 
     Ranges around whole steps are none. None where no range covers half of it.
     """
     notes = timeline.annotations
     covered = np.minimum(notes.end_ns, end_ns) - np.maximum(notes.start_ns, begin_ns)
     around = _telling(timeline, (notes.lane == lane) & (2 * covered >= end_ns - begin_ns))
-    if not around:
-        return None
-    return timeline.name(int(notes.name[min(around, key=lambda row: notes.end_ns[row] - notes.start_ns[row])]))
+    return min(around, key=lambda row: int(notes.end_ns[row] - notes.start_ns[row]), default=None)
 
 
 def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:

@@ -79,12 +79,15 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathOperation(msgspec.Struct, kw_only=True, frozen=True):
-    """All pieces of a path with one name. For host time it is the operation that was about to be launched."""
+    """All pieces of a path with one name. For host time it is the operation that was about to be launched, or the range
+    that the host was in."""
 
     part: str
     name: str
     ns: int
     count: int
+    inside: bool = False
+    """Of host time: whether the name is that of a range, of the user or a framework, that the host was in."""
 
 
 class StepPath(msgspec.Struct, kw_only=True, frozen=True):

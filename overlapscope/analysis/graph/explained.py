@@ -35,8 +35,9 @@ from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.display import list_some
 from overlapscope.errors import HostEventsError, UsageError
 from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, HostSpans, make, or_none, size
-from overlapscope.timeline.intervals import union
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.python_stack import stack_of_launch
+from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_OF_RANK: Final = 5
@@ -190,16 +191,13 @@ class RunChains:
 
 def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
     """Return the longest times without compute and copies, the longest first; of ranks that lose the same time, the one
-    that loses most of it."""
+    that loses most of it. What lies between two recorded parts is no loss."""
     cross_rank = match_and_align(run)
     found = []
     for rank, timeline in run.ranks.items():
         if not timeline.num_spans:
             continue
-        spans = timeline.at_hand().spans
-        works = spans.kind != COMM
-        busy = union((spans.start_ns[works], spans.end_ns[works]))
-        start, end = (cross_rank.clocks.aligned_ns(rank, each) for each in (busy.ends[:-1], busy.starts[1:]))
+        start, end = (cross_rank.clocks.aligned_ns(rank, each) for each in _without_work(timeline.at_hand()))
         longest = np.argsort(start - end, kind="stable")[: MOST_OF_RANK * len(run.ranks)]
         found += [(int(end[at] - start[at]), int(start[at]), int(end[at]), rank) for at in longest.tolist()]
     origin_ns = _origin_ns(run, cross_rank) if found else 0
@@ -209,6 +207,18 @@ def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
         if len(chosen) < most and all(ended <= one.start_ns or begun >= one.end_ns for one in chosen):
             chosen.append(Moment(rank=rank, start_ns=begun, end_ns=ended))
     return chosen
+
+
+def _without_work(timeline: RankTimeline) -> Intervals:
+    """Return the times between compute and copies that follow each other in one recorded part, on a rank's clock."""
+    spans = timeline.spans
+    gaps = []
+    for recording in values_in(spans.recording).tolist():
+        works = (spans.recording == recording) & (spans.kind != COMM)
+        busy = union((spans.start_ns[works], spans.end_ns[works]))
+        gaps.append((busy.ends[:-1], busy.starts[1:]))
+    starts, ends = zip(*gaps, strict=True)
+    return Intervals(np.concatenate(starts), np.concatenate(ends))
 
 
 def _known_ranks(run: Run, rank: int) -> RankTimeline:

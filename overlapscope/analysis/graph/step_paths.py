@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.user_ranges import row_of_pause
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.answers import (
@@ -28,16 +29,27 @@ from overlapscope.analysis.graph.answers import (
 )
 from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, whole_bounds, window_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.explained import longest_loss
 from overlapscope.analysis.graph.model import OWN_NS, Graph, RankPart
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
-from overlapscope.analysis.graph.walk import COMPUTE, COPY, LATENCY, MATCHED, PARTS, UNMATCHED, Path, critical_path
+from overlapscope.analysis.graph.walk import (
+    COMPUTE,
+    COPY,
+    HOST,
+    LATENCY,
+    MATCHED,
+    PARTS,
+    UNMATCHED,
+    Path,
+    critical_path,
+)
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces, pieces_within
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import COMM, NONE, Codes, Ints, Small, size, take
+from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -282,7 +294,7 @@ def _summed(
     ranks: dict[int, int] = {}
     without_work: dict[int, int] = {}
     works = np.isin(segments.part, WORK)
-    operations: dict[tuple[str, str], tuple[int, int]] = {}
+    operations: dict[tuple[str, str, bool], tuple[int, int]] = {}
     stood_still_ns = waited_ns = collected_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
@@ -295,9 +307,9 @@ def _summed(
             waited_ns += _within(pauses[rank].waited_for_core, *edges)
             collected_ns += _within(pauses[rank].collected, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
-        names = run.ranks[rank].names
-        for (at, code), ns, count in _totals(*_in_operations(run.ranks[rank], take(segments, own), clocks, pieces)):
-            key = PARTS[at], names[code]
+        names, named = run.ranks[rank].names, take(segments, own)
+        for (at, code, inside), ns, count in _totals(*_in_operations(run.ranks[rank], named, clocks, pieces)):
+            key = PARTS[at], names[code], bool(inside)
             before = operations.get(key, (0, 0))
             operations[key] = before[0] + ns, before[1] + count
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
@@ -308,7 +320,10 @@ def _summed(
         length_ns=path.end_ns - path.start_ns,
         parts={part: total for part, total in parts.items() if total},
         ranks={str(rank): total for rank, total in sorted(ranks.items(), key=lambda item: (-item[1], item[0]))},
-        operations=[PathOperation(part=part, name=name, ns=ns, count=count) for (part, name), (ns, count) in most],
+        operations=[
+            PathOperation(part=part, name=name, ns=ns, count=count, inside=inside)
+            for (part, name, inside), (ns, count) in most
+        ],
         # What a node waited for may be recorded later than the node: back in time, which is nobody's time.
         bands={
             part: (max(min(least, parts[part]), 0), min(max(most, parts[part]), path.end_ns - path.start_ns))
@@ -324,31 +339,52 @@ def _summed(
 
 def _in_operations(
     timeline: RankTimeline, segments: Segments, clocks: Clocks, pieces: Callable[[int], OperationPieces | None]
-) -> tuple[Small, Codes, Ints]:
-    """Return the part, name and length of each of a rank's segments; of what a host computes in those of the innermost
-    operations, as its compute spans are unions of them."""
-    part, name, length = segments.part, segments.name, segments.end_ns - segments.start_ns
+) -> tuple[Small, Codes, Flags, Ints]:
+    """Return the part, the name, whether that is of a range, and the length of each of a rank's segments.
+
+    What a host computes has the names of the innermost operations, as its compute spans are unions of them, and what it
+    does for long besides that of the range in which it does it, if there is one.
+    """
+    part, length = segments.part, segments.end_ns - segments.start_ns
+    if timeline.has_device:
+        return part, segments.name, np.zeros(part.size, np.bool_), length
+    name, ranged = _in_ranges(timeline, segments, clocks)
     own = pieces(timeline.rank) if (part == COMPUTE).any() else None
     if own is None:
-        return part, name, length
+        return part, name, ranged, length
     computes = (part == COMPUTE) & (segments.row != NONE)
     start, end = (clocks.own_ns(timeline.rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns))
     inside = pieces_within(own, timeline.spans.lane[segments.row[computes]], start, end)
     return (
         np.concatenate([part[~computes], np.full(size(inside), COMPUTE, np.int8)]),
         np.concatenate([name[~computes], inside.name]),
+        np.concatenate([ranged[~computes], np.zeros(size(inside), np.bool_)]),
         np.concatenate([length[~computes], inside.end_ns - inside.start_ns]),
     )
+
+
+def _in_ranges(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> tuple[Codes, Flags]:
+    """Return the name of each segment, of those in which a host does something else for long that of the range that it
+    is in; and which these are."""
+    name, ranged = segments.name.copy(), np.zeros(segments.name.size, np.bool_)
+    length = segments.end_ns - segments.start_ns
+    long = (segments.part == HOST) & (segments.row != NONE) & (length >= SILENCE_NS)
+    for at in np.flatnonzero(long).tolist():
+        begin, end = clocks.own_ns(timeline.rank, np.array([segments.start_ns[at], segments.end_ns[at]])).tolist()
+        row = row_of_pause(timeline, int(timeline.spans.lane[segments.row[at]]), begin, end)
+        if row is not None:
+            name[at], ranged[at] = timeline.annotations.name[row], True
+    return name, ranged
 
 
 def _within(act: Activity | None, start_ns: Ints, end_ns: Ints) -> int:
     return 0 if act is None else int(act.within(start_ns, end_ns).sum())
 
 
-def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Return ((part, name), nanoseconds, count) of each distinct part and name."""
-    which, first = factorize_rows([part, code])
+def _totals(part: Small, code: Codes, ranged: Flags, length: Ints) -> Iterator[tuple[tuple[int, int, int], int, int]]:
+    """Return ((part, name, whether it is of a range), nanoseconds, count) of each distinct key."""
+    which, first = factorize_rows([part, code, ranged.astype(np.int8)])
     total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)
-    keys = zip(part[first].tolist(), code[first].tolist(), strict=True)
+    keys = zip(part[first].tolist(), code[first].tolist(), ranged[first].tolist(), strict=True)
     return zip(keys, total.tolist(), count.tolist(), strict=True)

@@ -50,7 +50,7 @@ AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch waited for its host, not for its device."""
 STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "host": "host stall (it was idle, as its host started nothing)",
-    "data_loading": "data loading (it was between two steps)",
+    "data_loading": "data loading (it fetched a batch, or was between two steps)",
     "garbage_collector": "garbage collection pauses of its interpreter",
     "allocator": "device memory was full (the allocator freed cached memory and retried)",
     "busy_core": "waiting for its core (other threads of its process, or other programs, ran there)",

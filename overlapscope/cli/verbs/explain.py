@@ -21,8 +21,9 @@ from typing import Final
 import overlapscope
 from overlapscope.cli.arguments import add_reading, warn
 from overlapscope.cli.output import escaped, printable
-from overlapscope.display import shell_words
-from overlapscope.errors import UsageError
+from overlapscope.display import display_path, shell_words
+from overlapscope.errors import InputError, UsageError
+from overlapscope.timeline.store.run_folder import explain_missing
 
 FOLDERS: Final = {"findings": "finding", "advice": "recommendation"}
 MOST_LINKS: Final = 10_000
@@ -60,17 +61,24 @@ def run(args: argparse.Namespace) -> int:
     for each in args.given:
         kind = each.split(":", 1)[0]
         if kind not in known:
-            near = get_close_matches(kind, known, 3, 0.5) or sorted(known)
-            raise UsageError(
-                f"{kind[:80]!r} is no finding and no recommendation; is it one of {', '.join(near)}? "
-                "For a run, add --at RANK:MS or --span RANK:SPAN"
-            )
+            raise _unknown(each, kind, known)
         found += [{"id": kind, "of": of, "text": page.read_text(encoding="utf-8")} for of, page in known[kind].items()]
     if args.json:
         print(json.dumps({"schema": "overlapscope.pages/1", "pages": found}, indent=2))
     else:
         print(printable("\n".join(_in_terminal(each["text"], known) for each in found)), end="")
     return 0
+
+
+def _unknown(given: str, kind: str, known: Mapping[str, object]) -> UsageError | InputError:
+    """Return the error for what is neither the id of a page nor a path that can be explained beside ids."""
+    near = get_close_matches(kind, known, 3)
+    path = Path(given)
+    if not near and (path.suffix or len(path.parts) > 1) and not _exists(given):
+        return InputError(f"{display_path(path)}: {explain_missing(path)}")
+    among = f"is it one of {', '.join(near)}?" if near else "analyze and advise print ids"
+    there = "explain a run alone, without ids" if _exists(given) else "no file or folder has this name either"
+    return UsageError(f"{kind[:80]!r} is no finding and no recommendation; {among}; {there}")
 
 
 def _exists(given: str) -> bool:

@@ -10,6 +10,7 @@ examples:
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= 65_535:
         raise UsageError("--port must be 0 to 65535")
-    find_runs(args.paths)  # raises for a missing path before the server listens
+    if not find_runs(args.paths).runs:  # raises for a missing path before the server listens
+        print("no run is there yet: those that are recorded there will be listed", file=sys.stderr)
 
     def say(served: "Served") -> None:
         document = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}

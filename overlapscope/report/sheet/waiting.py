@@ -24,10 +24,10 @@ MAX_REASONS: Final = 3
 def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return sentences on stragglers and their causes, on matched and unmatched calls, and on the clocks."""
     skew = analysis.skew
-    sentences = straggler_sentences(analysis, MAX_STRAGGLERS)
+    sentences = [*in_flight_text(analysis), *straggler_sentences(analysis, MAX_STRAGGLERS)]
     if skew.ranks and not skew.stragglers:
         sentences.append("No straggler: no rank delayed the others more than chance explains.")
-    sentences += [*in_flight_text(analysis), *late_end_text(skew), *matched_text(skew)]
+    sentences += [*late_end_text(skew), *matched_text(skew)]
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")

@@ -19,12 +19,13 @@ from overlapscope.analysis.common.cause_table import (
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
-from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss
+from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss, PathOperation
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
     Analysis,
+    CaptureCost,
     RankInfo,
     RecordedSteps,
     StepBreakdown,
@@ -54,6 +55,8 @@ MAX_COLLECTIVES = 4
 MAX_FINDINGS = 4
 MAX_NAMES = 5
 MOST_TRIGGERS = 3
+DISTURBS = 0.01
+"""What recording surely took of a recorded step is said from this share of it."""
 MAX_PLACE = 28
 _PATH_WORDS: Final = {
     "compute": "compute",
@@ -96,7 +99,9 @@ APART = 0.2
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 SHARE_WITHIN = 0.01
-"""A share that is further from that of the times beside it needs a word."""
+"""Shares of a median step and of all steps that are further apart are both shown."""
+OWN_WITHIN = 0.001
+"""A share that is further from that of the times beside it needs a word: it is a median itself."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
 LEAST_APART = 0.01
@@ -112,7 +117,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput, analysis.headline))
     timed = any(rank.whole.window_ns for rank in analysis.ranks)
     details = all_rows or not timed
-    why = (fill(line, MAX_WIDTH) for line in (*triggers_text(analysis), *sampling_text(analysis.run.recorded_steps)))
+    run = analysis.run
+    said = (*triggers_text(analysis), *sampling_text(run.recorded_steps), *capture_cost_text(run.capture_cost))
+    why = (fill(line, MAX_WIDTH) for line in said)
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
@@ -194,6 +201,16 @@ def sampling_text(recorded: RecordedSteps | None) -> list[str]:
     ]
 
 
+def capture_cost_text(cost: CaptureCost | None) -> list[str]:
+    """Return a line where recording surely took a share of a step that may change what it shows."""
+    if cost is None or cost.mean_low_ns <= DISTURBS * cost.step_ns:
+        return []
+    return [
+        f"Recording itself took {ms(cost.mean_ns)} ms of a recorded step (95 %: {ms(cost.mean_low_ns)} to "
+        f"{ms(cost.mean_high_ns)}), most on rank {cost.rank}: without it overlap may differ."
+    ]
+
+
 def sentence(analysis: Analysis) -> str:
     """Return the main figures in sentences, those of the headline; then what they are of, and the worst rank."""
     head = analysis.headline
@@ -212,8 +229,9 @@ def sentence(analysis: Analysis) -> str:
             f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
         )
     lines, over = [first], headline_basis(head)
-    if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1:
-        lines.append(f"{over}; {_most_exposed(analysis)}.")
+    most = _most_exposed(analysis) if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1 else ""
+    if most:
+        lines.append(f"{over}; {most}.")
     elif over:
         lines.append(f"{over}.")
     if (usual := without_outliers(analysis)) is not None:
@@ -221,7 +239,15 @@ def sentence(analysis: Analysis) -> str:
     if few is not None:
         more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
         lines.append(f"{few.communicate} of {few.steps} steps communicate; in the mean {more}.")
-    return "\n".join([*lines, *_lacking(head)])
+    return "\n".join([*lines, *_left_out(analysis), *_lacking(head)])
+
+
+def _left_out(analysis: Analysis) -> Iterator[str]:
+    """Yield which ranks have times, but no part in the main figures."""
+    timed = {each.rank for each in analysis.ranks if each.whole.window_ns is not None}
+    left = timed - {*analysis.headline.ranks}
+    if left and analysis.headline.window == "step":
+        yield f"Without {rank_list(left)}, of which none of these steps was recorded whole."
 
 
 def _usual_text(usual: WithoutOutliers) -> str:
@@ -245,7 +271,7 @@ def few_text(head: Headline, few: FewSteps) -> str:
 def share_text(head: Headline) -> str:
     """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself."""
     fraction, exposed, step = head.exposed_fraction, head.exposed_comm_ns, head.step_ns
-    alike = not step or exposed is None or fraction is None or abs(exposed / step - fraction) < SHARE_WITHIN
+    alike = not step or exposed is None or fraction is None or abs(exposed / step - fraction) < OWN_WITHIN
     return percent(fraction) if alike else f"median share {percent(fraction)}"
 
 
@@ -257,13 +283,16 @@ def headline_basis(head: Headline) -> str:
 
 
 def _most_exposed(analysis: Analysis) -> str:
-    """Return which of the headline's ranks have the most and the least exposed time."""
+    """Return which of the headline's ranks have the most and the least exposed time, by their own medians; empty where
+    the median of all lies outside of these, as it may where steps differ."""
     exposed = {info.rank: rank_figures(info)["exposed_comm_ns"] or 0 for info in analysis.ranks
                if info.rank in set(analysis.headline.ranks)}  # fmt: skip
     worst, least = max(exposed, key=lambda rank: exposed[rank]), min(exposed, key=lambda rank: exposed[rank])
     most, fewest = ms(exposed[worst]), ms(exposed[least])
     if most == fewest:
         return "the same on every rank"
+    if not exposed[least] <= (analysis.headline.exposed_comm_ns or 0) <= exposed[worst]:
+        return ""
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
 
 
@@ -274,13 +303,16 @@ def _lacking(head: Headline) -> Iterator[str]:
         yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
         return
     parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
-             (head.outside_ns or 0, "elsewhere")]  # fmt: skip
+             (head.outside_ns or 0, "as ranks begin and end apart")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
         named = " and ".join(f"{ms(ns)} ms {words}" for ns, words in parts if ns)
         apart_ns, step_ns = head.outside_ns or 0, head.step_ns or 0
         own_ns, exposed_ns = step_ns - apart_ns, head.exposed_comm_ns or 0
         own = f"; of its own {ms(own_ns)} ms {percent(exposed_ns / max(own_ns, 1))} are exposed"
-        yield f"Of the {head.window} a rank's own window lacks {named}{own if apart_ns >= APART * step_ns else ''}."
+        yield (
+            f"A rank's own window is shorter than the {head.window} of the job, by {named}"
+            f"{own if apart_ns >= APART * step_ns else ''}."
+        )
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:
@@ -565,7 +597,7 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
     if path.operations:
         named = (
-            f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]
+            f"{_when(each)} {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]
         )
         text += [f"  {line}" for line in fill(f"longest operations: {', '.join(named)}", MAX_WIDTH - 2).split("\n")]
     others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
@@ -579,6 +611,13 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         )
         text += [f"  {line}" for line in fill(said, MAX_WIDTH - 2).split("\n")]
     return "\n".join(text)
+
+
+def _when(each: PathOperation) -> str:
+    """Return words before the name of an operation of a path: host time is in a range, or before an operation."""
+    if each.part != "host":
+        return f"{each.part}:"
+    return "host in" if each.inside else "host before"
 
 
 def longest_loss_text(loss: LongestLoss | None) -> str:

@@ -73,8 +73,8 @@ LEAST_CHANCE: Final = 1e-4
 def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
-    parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
-    parts += [*in_flight_text(analysis), *late_end_text(skew), *matched_text(skew)]
+    parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis)]
+    parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew), *matched_text(skew)]
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
     if len(shown) < len(skew.reasons):

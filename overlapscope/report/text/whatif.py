@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from overlapscope.advice.replayed_settings import recommended_scenario
 from overlapscope.report.formatting import aligned, ms, percent, signed_size
 from overlapscope.report.verdicts import ADVICE, NO_CHANGE
 from overlapscope.whatif.listing import ReplayableSettings
@@ -42,14 +43,14 @@ def _headline(answer: WhatIf) -> str:
     )
     line = f"{verdict}: a step takes {ms(now)} ms ({known})"
     line += f" with {under}" if under else ""
-    if answer.verdict != "change":
+    best = recommended_scenario(answer)
+    if best is None:
         return f"{line}.{_largest_gain(answer, now)}"
-    best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
     gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
     saved = f"{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
     near = answer.equally_good.get(CAP)
     also = (
-        f"\nCaps of {near[0]:g} to {near[1]:g} MiB are equally good; the largest makes the fewest buckets."
+        f"\nCaps of {near[0]:g} to {near[1]:g} MiB are equally good; of these it makes the fewest buckets."
         if near
         else ""
     )
@@ -152,9 +153,10 @@ def _trials(answer: WhatIf) -> str:
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
         return "next: overlapscope analyze RUN names what ranks wait for: no setting of communication shortens that"
+    advised = recommended_scenario(answer)
     plain = [
         each
-        for each in answer.scenarios
+        for each in ([advised] if advised else answer.scenarios)
         if each.known_from != "measured"
         and not each.changes_numerics
         and not each.hypothetical

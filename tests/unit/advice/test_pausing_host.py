@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import ranked
 from overlapscope.advice.losses import pausing_host
 from overlapscope.analysis.result import Recommendation
-from tests.support.cpu_runs.cpu_steps import US, Call, Item, Mark, Op, cpu_run
+from tests.support.cpu_runs.cpu_steps import STEPS, US, Call, Item, Mark, Op, cpu_run
 from tests.unit.advice.test_advice_rules import fired
 from tests.unit.advice.test_host_copies import BACKWARD, FORWARD
 
@@ -111,3 +111,27 @@ def test_a_pause_that_is_longer_than_the_wait_for_cores_comes_before_them() -> N
     assert order(cores(100 * US), late, said) == ["pausing_host", "shared_cores", "late_rank"]
     assert order(cores(300 * US), late, said) == ["shared_cores", "late_rank", "pausing_host"]
     assert order(cores(1_000 * US, "recording"), late, said)[0] == "pausing_host", "10 us a step"
+
+
+def test_the_rank_whose_loading_the_others_wait_for_is_named_and_the_bound_is_its() -> None:
+    """Rank 0 loads for 100 us of a step, rank 1 for 400; the first step begins with its first operation."""
+    bound_ns = round(398 * US * (STEPS - 1) / STEPS)
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    run = cpu_run(
+        lambda step, rank: [
+            Mark(name, 1, 99 + 300 * rank), Op("aten::linear", 100 + 300 * rank, 500), *BACKWARD[1:],
+            Call(start=701, end=720), Op("aten::mul", 720, 990),
+        ]
+    )  # fmt: skip
+    loading = fired(run)["data_loading"]
+    assert loading.gain_high_ns == loading.loss_ns == bound_ns
+    assert "on the training thread of rank 1 while it fetches a batch" in loading.title
+    turns = cpu_run(
+        lambda step, rank: [
+            Mark(name, 1, 99 + 300 * ((step + rank) % 2)), Op("aten::linear", 100 + 300 * ((step + rank) % 2), 500),
+            *BACKWARD[1:], Call(start=701, end=720), Op("aten::mul", 720, 990),
+        ]
+    )  # fmt: skip
+    loading = fired(turns)["data_loading"]
+    assert loading.gain_high_ns == bound_ns, "in each step another rank"
+    assert "thread while it fetches" in loading.title

@@ -57,10 +57,11 @@ def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> No
     skew = replace(analysis.skew, stragglers=[held])
     result = replace(analysis, skew=skew)
     assert view.lead(result) == (
-        "1 straggler among 2 ranks; rank 1 made other ranks wait 5.000 ms: data loading (it was between two steps)."
+        "1 straggler among 2 ranks; rank 1 made other ranks wait 5.000 ms: "
+        "data loading (it fetched a batch, or was between two steps)."
     )
     (late,) = view.late(result)
-    assert "data loading (it was between two steps)" in late.sentence
+    assert "data loading (it fetched a batch, or was between two steps)" in late.sentence
     assert late.evidence == "arrived last at 9 calls; p < 0.0001"
 
 

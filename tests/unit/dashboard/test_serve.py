@@ -106,6 +106,16 @@ def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(
     assert "no such file or folder" in capsys.readouterr().err
 
 
+def test_a_folder_without_runs_is_said_and_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[object] = []
+    monkeypatch.setattr("overlapscope_dashboards.server.serve.serve", lambda paths, **options: served.append(paths))
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 0
+    assert "no run is there yet: those that are recorded there will be listed" in capsys.readouterr().err
+    assert served == [[tmp_path]]
+
+
 SERVER = """
 import sys
 from pathlib import Path

@@ -13,8 +13,9 @@ from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, CaptureCost
 from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text import analysis as analysis_text
 from overlapscope.report.text.analysis import critical_path_text, sentence
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope_dashboards.views.overview import lead
@@ -185,8 +186,12 @@ def test_where_steps_of_ranks_lie_apart_a_path_says_how_long_that_of_a_rank_is()
 @pytest.mark.parametrize(
     ("outside_ms", "words"),
     [
-        (10, "Of the step a rank's own window lacks 10.000 ms elsewhere."),
-        (40, "Of the step a rank's own window lacks 40.000 ms elsewhere; of its own 60.000 ms 25.0 % are exposed."),
+        (10, "A rank's own window is shorter than the step of the job, by 10.000 ms as ranks begin and end apart."),
+        (
+            40,
+            "A rank's own window is shorter than the step of the job, by 40.000 ms as ranks begin and end apart; of "
+            "its own 60.000 ms 25.0 % are exposed.",
+        ),
     ],
 )
 def test_what_of_a_ranks_own_step_is_exposed_is_said_where_it_is_far_from_the_jobs(outside_ms: int, words: str) -> None:
@@ -196,3 +201,31 @@ def test_what_of_a_ranks_own_step_is_exposed_is_said_where_it_is_far_from_the_jo
         start_of_recording_ns=0,
     )  # fmt: skip
     assert words in sentence(replace(recorded(), headline=head))
+
+
+def test_the_ranks_that_are_most_and_least_exposed_are_not_named_where_the_median_of_all_is_beyond_them() -> None:
+    """As where steps differ: each rank has its own median."""
+    analysis = recorded()
+    head = analysis.headline
+    assert "most exposed on rank" in sentence(analysis)
+    beyond = sentence(replace(analysis, headline=replace(head, exposed_comm_ns=(head.exposed_comm_ns or 0) + 50 * MS)))
+    assert "most exposed on rank" not in beyond
+    assert "means over" in beyond
+
+
+def test_a_rank_without_a_part_in_the_main_figures_is_said() -> None:
+    analysis = recorded()
+    only = replace(analysis, headline=replace(analysis.headline, ranks=analysis.headline.ranks[:1]))
+    left = analysis.headline.ranks[1]
+    assert f"Without rank {left}, of which none of these steps was recorded whole." in sentence(only)
+    assert "Without" not in sentence(analysis)
+
+
+@pytest.mark.parametrize(("low_ms", "said"), [(3, True), (0.5, False)])
+def test_what_recording_surely_took_of_a_step_is_said(low_ms: float, said: bool) -> None:
+    cost = CaptureCost(rank=1, mean_ns=7 * MS, mean_low_ns=low_ms * MS, mean_high_ns=10 * MS, step_ns=70 * MS)
+    words = "Recording itself took 7.000 ms of a recorded step (95 %: 3.000 to 10.000), most on rank 1"
+    analysis = recorded()
+    given = replace(analysis, run=replace(analysis.run, capture_cost=cost))
+    text = " ".join(analysis_text.render(given).split())
+    assert (words in text) is said

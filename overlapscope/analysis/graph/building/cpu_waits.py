@@ -157,38 +157,38 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
 def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     """Return the collective, begun before, that each of `asking` waited for in the gap before it; -1 for none.
 
-    It is the one that ended last in the gap, if that was at its end; else, if there is one, the one whose end was
-    marked soon after.
+    It is the one that ended last in the gap, if that was at its end; else, if there is one, the first whose end was
+    marked soon after: a thread that waits for several goes on after each.
     """
     pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
-    found = _ended_last(spans, asking, previous, np.zeros_like(pause))
+    found = _nearest_end(spans, asking, previous, np.zeros_like(pause), later=False)
     none = found[asking] < 0
     apart = spans.start_ns[asking] - spans.end_ns[found[asking]] > np.maximum(OF_PAUSE * pause, SILENCE_NS)
-    later = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)
-    marked_later = _ended_last(spans, asking[none | apart], previous, later[none | apart])
+    within = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)[none | apart]
+    marked_later = _nearest_end(spans, asking[none | apart], previous, within, later=True)
     return np.where(marked_later >= 0, marked_later, found)
 
 
-def _ended_last(spans: Spans, asking: Ints, previous: Ints, late: Ints) -> Ints:
-    """Return the collective, begun before, that ended last in the gap before each of `asking`, or up to so much later;
-    -1 for none."""
+def _nearest_end(spans: Spans, asking: Ints, previous: Ints, within_ns: Ints, *, later: bool) -> Ints:
+    """Return the collective, begun before, that ended last in the gap before each of `asking`; or, if `later`, the
+    first that ended after the gap, up to so much later. -1 for none."""
     found = np.full(spans.lane.size, -1, np.int64)
     comm = np.flatnonzero(spans.kind == COMM)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     ends = spans.end_ns[by_end]
-    at = np.searchsorted(ends, spans.start_ns[asking] + late, side="right")
+    step = 1 if later else -1
+    at = np.searchsorted(ends, spans.start_ns[asking], side="right") - (not later)
     for _ in range(LOOK_BACK):
-        at = at - 1
-        there = at >= 0
-        asking, at = asking[there], at[there]
-        inside = ends[at] > spans.end_ns[previous[asking]]
-        asking, at = asking[inside], at[inside]
+        there = (at >= 0) & (at < ends.size)
+        asking, at, within_ns = asking[there], at[there], within_ns[there]
+        inside = (ends[at] > spans.end_ns[previous[asking]]) & (ends[at] <= spans.start_ns[asking] + within_ns)
+        asking, at, within_ns = asking[inside], at[inside], within_ns[inside]
         if not asking.size:
             break
         other = by_end[at]
         fits: Flags = (spans.lane[other] != spans.lane[asking]) & (other < asking)
         found[asking[fits]] = other[fits]
-        asking, at = asking[~fits], at[~fits]
+        asking, at, within_ns = asking[~fits], at[~fits] + step, within_ns[~fits]
     return found
 
 

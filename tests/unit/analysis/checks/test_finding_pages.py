@@ -174,4 +174,7 @@ def test_explain_gives_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_lists_the_ids_near_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "stragler"]) == 2
     assert "'stragler' is no finding and no recommendation; is it one of straggler" in capsys.readouterr().err
-    assert main(["explain", "../../README"]) == 2
+    assert main(["explain", "../../README"]) == 3
+    assert "../../README: no such file or folder" in capsys.readouterr().err
+    assert main(["explain", "zzzz"]) == 2
+    assert "analyze and advise print ids; no file or folder has this name" in capsys.readouterr().err

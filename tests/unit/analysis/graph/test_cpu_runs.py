@@ -93,6 +93,13 @@ def test_the_call_that_ended_when_a_thread_went_on_is_awaited_rather_than_one_th
     assert {each[1] for each in edges(graph) if each[0] == "sync" and each[2] == 59_000} == {58_900}
 
 
+def test_of_two_calls_whose_ends_were_marked_after_a_thread_went_on_it_had_waited_for_the_first() -> None:
+    """As DDP's buckets, one after the other: the second still goes on."""
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 59_300, 105), (COMM, 2, 130, 63_000, 110),
+                      (COMPUTE, 0, 59_000, 59_100, None)])  # fmt: skip
+    assert {each[1] for each in edges(graph) if each[0] == "sync" and each[2] == 59_000} == {59_300}
+
+
 def test_what_a_thread_does_long_after_the_collective_that_it_waited_for_is_its_own_pause() -> None:
     # As DDP with gradients that are views of its buckets, and a sleep of 20 ms between backward and optimizer.
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 20300, 20400, None)])

@@ -3,19 +3,20 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.graph.answers import Chain
-from overlapscope.analysis.graph.explained import chain_at, chain_before
+from overlapscope.analysis.graph.explained import chain_at, chain_before, longest_moments
 from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import chain as shown
 from overlapscope.report.text.analysis import longest_loss_text
-from overlapscope.timeline.columns import COMM, Syncs, make
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.columns import COMM, Syncs, make, take
+from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
 from tests.support.graph_programs import Launch, Poll, Record, Sync, Wait, Work, simulate
@@ -171,7 +172,7 @@ def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[s
         assert main(command) == 0, "each can be typed as it is"
         assert "exposed communication, until" in capsys.readouterr().out
     assert main(["explain", "no_such_page"]) == 2
-    assert "--at RANK:MS" in capsys.readouterr().err
+    assert "no file or folder has this name" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_the_command_prints(
@@ -205,3 +206,29 @@ def test_what_a_cpu_computed_is_named_by_its_operation() -> None:
     assert "pieces of work on its stream or thread, the longest aten::mm" in longest_loss_text(loss)
     at_ns = (loss.start_ns + loss.end_ns) // 2
     assert [each.what for each in chain_at(run, 0, at_ns).chain if each.kind == "compute"][:2] == named
+
+
+def test_what_lies_between_two_recorded_parts_is_no_loss() -> None:
+    """Every second step is a part of its own, and the others are none: each loss can be explained."""
+    run = cpu_run(
+        lambda step, rank: (
+            []
+            if step % 2
+            else [Op("aten::mm", 0, 400 + 100 * rank), Call(start=501, end=700), Op("aten::fill_", 750, 900)]
+        )
+    )
+    parts = {rank: _in_parts(timeline) for rank, timeline in run.ranks.items()}
+    moments = longest_moments(replace(run, ranks=parts))
+    assert [each.end_ns - each.start_ns for each in moments] == [350_000] * 3
+    for each in moments:
+        assert chain_at(replace(run, ranks=parts), each.rank, (each.start_ns + each.end_ns) // 2).chain
+
+
+def _in_parts(timeline: RankTimeline) -> RankTimeline:
+    """Return a rank of which each step with spans was recorded apart."""
+    spans, steps = timeline.spans, timeline.steps
+    step = np.searchsorted(steps.start_ns, spans.start_ns, side="right") - 1
+    number, part = np.unique(step, return_inverse=True)
+    row = take(timeline.recordings, np.zeros(number.size, np.int64))
+    recordings = replace(row, start_ns=steps.start_ns[number], end_ns=steps.end_ns[number])
+    return replace(timeline, spans=replace(spans, recording=part.ravel()), recordings=recordings)
