@@ -1,5 +1,6 @@
 """Rule: gradients, or parameters in local SGD, are reduced one by one; send them as a few flat buckets."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
@@ -20,10 +21,12 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
-"""Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice. Or, where
-all sizes are known, ..."""
+"""Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice."""
+FEWEST_AFTER: Final = 16
+"""The same of calls without a device that are seen to come between backward and the optimizer: of unknown sizes, they
+reduce gradients, not activations of layers. Or, where ..."""
 FEWER: Final = 8
-"""... so many times as many as buckets of 25 MiB would be. A choice."""
+"""... all sizes are known, so many times as many as buckets of 25 MiB would be. A choice."""
 LEAST_BYTES: Final = 64 << 10
 """Fewer calls than FEWEST_CALLS, of known sizes that are less in all, are metrics. A choice: a job has few ..."""
 NUMBER_BYTES: Final = 8
@@ -42,6 +45,7 @@ BUCKET_BYTES: Final = 25 << 20
 BESIDE: Final = 0.1
 """Largest share of a burst in which the device computes, which is no longer than the calls either. A choice: clones and
 casts take less; backward, or layers whose launches are late, take more."""
+AUTOGRAD: Final = re.compile(r"autograd::engine::evaluate_function\b")
 REDUCE: Final = {
     "torch": "flat = torch._utils._flatten_dense_tensors([p.grad for p in model.parameters()])  # one a dtype\n"
     "torch.distributed.all_reduce(flat)  # then torch._utils._unflatten_dense_tensors(flat, gradients)",
@@ -169,6 +173,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     after = np.searchsorted(ended, launch_times(timeline, rows), side="right")
     # Of DDP's buckets, and of a device's queue, replays say what others would save.
     hooks = not timeline.has_device and not shows_ddp(given.run)
+    sees_backward = hooks and any(map(AUTOGRAD.match, names))
     compute, found = BusyTime(given.coverage[timeline.rank].compute), []
     for window, (begin, until) in enumerate(windows):
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
@@ -179,16 +184,25 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
             follows = np.searchsorted(begun, calls.start_ns[own].max()) < np.searchsorted(begun, until)
             averages = number == last > first and not follows
             in_backward = hooks and not averages and bool(backward[own].all())
-            burst = _burst(timeline, compute, own, window, averages=averages, in_backward=in_backward)
+            follows_backward = sees_backward and not averages and not bool(backward[own].any())
+            burst = _burst(
+                timeline,
+                compute,
+                own,
+                window,
+                averages=averages,
+                in_backward=in_backward,
+                after_backward=follows_backward,
+            )
             found += [] if burst is None else [burst]
     return found
 
 
-def _are_small_parts(sizes: Ints) -> bool:
-    """Return whether calls of these bytes are many more than buckets would be."""
+def _are_small_parts(sizes: Ints, fewest: int = FEWEST_CALLS) -> bool:
+    """Return whether calls of these bytes are many more than buckets would be: of unknown sizes, `fewest` or more."""
     known = bool((sizes != NONE).all())
     total = int(sizes.sum()) if known else 0
-    if sizes.size >= FEWEST_CALLS:
+    if sizes.size >= (FEWEST_CALLS if known else fewest):
         return bool(np.median(sizes) < BUCKET_BYTES) and not (known and sizes.max() <= NUMBER_BYTES)
     return known and total >= LEAST_BYTES and sizes.size >= FEWER * -(-total // BUCKET_BYTES)
 
@@ -202,16 +216,17 @@ def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:
 
 
 def _burst(
-    timeline: RankTimeline, compute: BusyTime, rows: Ints, window: int, *, averages: bool, in_backward: bool
-) -> _Burst | None:
+    timeline: RankTimeline, compute: BusyTime, rows: Ints, window: int, *, averages: bool, in_backward: bool,
+    after_backward: bool,
+) -> _Burst | None:  # fmt: skip
     """Return the burst that these calls are; None where they are few, large, or layers' over ranks, or compute goes on
     beside them and they are not hooks' `in_backward`."""
     calls = timeline.collectives
-    if not _are_small_parts(calls.bytes[rows]):
+    if not _are_small_parts(calls.bytes[rows], FEWEST_AFTER if after_backward else FEWEST_CALLS):
         return None
     start, end = calls.start_ns[rows], calls.end_ns[rows]
     # A device computes between activations of layers over ranks.
-    if not timeline.has_device and _may_be_layers(calls.bytes[rows], start, end):
+    if not timeline.has_device and not after_backward and _may_be_layers(calls.bytes[rows], start, end):
         return None
     first, last = int(start.min()), int(end.max())
     computed = int(compute.within(np.array([first]), np.array([last]))[0])

@@ -19,6 +19,8 @@ OF_IDLE: Final = 1 / 3
 MOSTLY_MATCHED: Final = 0.5
 """Where calls that were matched are less than this share of the time in communication, their waiting is compared with
 the step."""
+LONGEST_NAME: Final = 48
+"""Characters of a name in a title."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
 
@@ -163,8 +165,15 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
         whom = waited_for(found.blame_ns, analysis)
         return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
-    cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
+    cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = straggler.late_in if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}, which no setting of communication shortens"
+
+
+def _where(straggler: Straggler) -> str:
+    """Return words to follow its cause: the operation or the range that holds most of it, where one is known to."""
+    named = (straggler.evidence.get(each) for each in ("range", "longer_op", "host_op"))
+    name = next((each for each in named if isinstance(each, str)), None)
+    return "" if name is None else f", in {name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + '...'}"

@@ -15,6 +15,9 @@ LONG_NS: Final = 12_000_000
 """Two turns on a core, of 2 to 6 ms each: shorter pauses may be those of a host whose core another one has."""
 STANDS_OUT: Final = 2.0
 """It is so many times as long as the next longest of its step: the scheduler makes many of much the same length."""
+EDGE: Final = 0.01
+"""It is at the begin or the end of a step also where so little of the step lies before or after it. A choice: gradients
+are set to none there, or the loop's own counters."""
 FEWEST_STEPS: Final = 3
 IN_STEPS: Final = 0.75
 """In this share of a rank's steps the longest pause is at one place, or of one length. A choice."""
@@ -145,9 +148,10 @@ def _longest(idle: Intervals, start: int, end: int) -> _Pause | None:
     starts, ends = np.maximum(idle.starts[first:last], start), np.minimum(idle.ends[first:last], end)
     if not starts.size:
         return None
-    lengths = ends - starts
+    lengths, edge = ends - starts, EDGE * (end - start)
     at = int(lengths.argmax())
     return _Pause(
-        start_ns=int(starts[at]), end_ns=int(ends[at]), begins=bool(starts[at] == start), ends=bool(ends[at] == end),
+        start_ns=int(starts[at]), end_ns=int(ends[at]), begins=bool(starts[at] <= start + edge),
+        ends=bool(ends[at] >= end - edge),
         next_longest_ns=int(np.delete(lengths, at).max(initial=0)),
     )  # fmt: skip

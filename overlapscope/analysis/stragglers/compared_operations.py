@@ -21,19 +21,26 @@ MOST: Final = 0.5
 """More operations are more work if they take more than this share of what the rank computed longer."""
 LARGER: Final = 1.05
 """Inputs of a rank's operations are larger than its peers' from this factor of their median."""
+ALIKE_STEPS, AS_LATE = 3, 0.8
+"""Of a rank that did more in some steps than a peer, so many steps with the same shapes show that it is slower, if it
+was late in them by this share of what it was in the mean of all."""
 LONG_ONES, ALIKE = 2.0, 0.2
 """Operations that a rank ran more are its longest if they took so many times as long as any of its peers, and the
 others together what those of a peer took, but for this share: no core is so much slower for these alone."""
 
 
-def by_sizes(rank: int, others: Sequence[int], run: Run, times_as_long: float) -> tuple[str, dict[str, Any]]:
+def by_sizes(
+    rank: int, others: Sequence[int], run: Run, times_as_long: float, lead_ns: Mapping[int, int] | None = None
+) -> tuple[str, dict[str, Any]]:
     """Decide between more work and slower compute of a host, from the shapes of what its operations were given; with
-    evidence. It computed `times_as_long` as its peers.
+    evidence. It computed `times_as_long` as its peers, and was late by `lead_ns` in each step.
 
+    Compute is slower where the shapes are those of a peer in all steps, or in some in which it was as late as in the
+    others: what it does besides in those, such as writing a checkpoint, is not why.
     Larger inputs are the cause where they are larger by more than a part (MOST) of that: parameters are inputs, too, so
     that twice the batch makes them less than twice as large.
     """
-    if any(_same_shapes(run.ranks[rank], run.ranks[each]) for each in others):
+    if any(_slower(run.ranks[rank], run.ranks[each], lead_ns or {}) for each in others):
         return "slower_compute", {}
     times = [found for each in others if (found := _times_as_large(run.ranks[rank], run.ranks[each])) is not None]
     usual = float(np.median(times)) if times else 0.0
@@ -43,12 +50,18 @@ def by_sizes(rank: int, others: Sequence[int], run: Run, times_as_long: float) -
     return "more_work" if most else "longer_compute", {"input_elements_times": usual}
 
 
-def _same_shapes(one: RankTimeline, other: RankTimeline) -> bool:
+def _slower(one: RankTimeline, other: RankTimeline, lead_ns: Mapping[int, int]) -> bool:
     """Return whether two ranks ran the same operations, with inputs of the same shapes, in all steps that both
-    recorded; False where that is not known of any."""
+    recorded, or in at least ALIKE_STEPS in which the one was as late as in the others; False where that is not known of
+    any."""
     own, theirs = (_of_steps(each, each.steps.input_shapes) for each in (one, other))
     both = own.keys() & theirs.keys()
-    return bool(both) and all(own[step] == theirs[step] for step in both)
+    same = [step for step in both if own[step] == theirs[step]]
+    if not both or len(same) == len(both):
+        return bool(both)
+    late_ns = sum(lead_ns.get(step, 0) for step in same)
+    usual_ns = sum(lead_ns.get(step, 0) for step in both) / len(both)
+    return len(same) >= ALIKE_STEPS and late_ns >= AS_LATE * usual_ns * len(same) > 0
 
 
 def _times_as_large(one: RankTimeline, other: RankTimeline) -> float | None:

@@ -98,7 +98,7 @@ def find_straggler_cause(
         cause = "host" if outside else "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         if cause == "longer_compute":
-            cause, sized = by_sizes(rank, compared_peers(late), run, _times_as_long(late, work))
+            cause, sized = by_sizes(rank, compared_peers(late), run, _times_as_long(late, work), _by_step(late))
             more |= sized
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
@@ -129,7 +129,7 @@ def _of_longer_compute(
         return cause, more
     longer_ns = more["compute_ns"] - more["peers_compute_ns"]
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
-    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work))
+    cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work), _by_step(late))
     more |= sized
     if cause == "more_work":
         return cause, more
@@ -149,6 +149,15 @@ def _times_as_long(late: Sequence[LateArrivals], work: Mapping[int, RankCompute]
     rank, peers = late[0].rank, [work[each].compute_ns for each in compared_peers(late) if each in work]
     usual = float(np.median(peers)) if peers else 0.0
     return work[rank].compute_ns / usual if usual and rank in work else np.inf
+
+
+def _by_step(late: Sequence[LateArrivals]) -> dict[int, int]:
+    """Return by how much the rank was late in each step, in ns."""
+    found: dict[int, int] = {}
+    for each in late:
+        for step, ns in zip(each.met.step.tolist(), each.lead_ns.tolist(), strict=True):
+            found[step] = found.get(step, 0) + ns
+    return found
 
 
 def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> tuple[int, int]:

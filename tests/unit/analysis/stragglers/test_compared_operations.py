@@ -79,6 +79,25 @@ def test_only_steps_that_both_recorded_with_shapes_are_compared(late: Run) -> No
     assert by_sizes(CULPRIT, OTHERS, with_sizes(late, sizes), 1.5)[0] == "more_work"
 
 
+@pytest.mark.parametrize(
+    ("late_by", "held_by"),
+    [
+        pytest.param((30, 30), "slower_compute", id="as late in both"),
+        pytest.param((30, 45), "slower_compute", id="a little later in those with more"),
+        pytest.param((5, 55), "longer_compute", id="later in those with more"),
+        pytest.param((0, 0), "longer_compute", id="when it was late is not known"),
+    ],
+)
+def test_a_rank_that_is_late_in_steps_of_the_same_shapes_too_is_slower(
+    late: Run, late_by: tuple[int, int], held_by: str
+) -> None:
+    """Every second step the rank does more besides, such as writing a checkpoint."""
+    sizes = np.array([USUAL + at % 2 for at in range(STEPS)], np.int64)
+    run = with_sizes(late, sizes)
+    lead = {step: late_by[at % 2] for at, step in enumerate(run.ranks[CULPRIT].steps.step.tolist())}
+    assert by_sizes(CULPRIT, OTHERS, run, 1.5, lead) == (held_by, {})
+
+
 def test_inputs_that_are_larger_by_far_less_than_compute_is_longer_do_not_explain_it(late: Run) -> None:
     larger = with_sizes(late, round(1.1 * USUAL))
     known = {"input_elements_times": pytest.approx(1.1)}
