@@ -129,12 +129,27 @@ def by_rules(
 
 def _moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     """Return what the order of losses counts more, or less, for each: exposed communication that lack of cores may
-    explain is one of cores."""
+    explain is one of cores; waiting for several ranks in turn, of which some stand still, is one of these."""
+    if analysis.run.has_device:
+        return {}
+    return _moved_to_cores(found, analysis) | _moved_to_still(found)
+
+
+def _moved_to_cores(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     cores = next((each for each in found if each.id == "shared_cores" and each.per == "step"), None)
     may_be_ns = sum(analysis.headline.causes.get(cause, 0) for cause in FOR_CORES)
-    if cores is None or cores.loss_ns is None or analysis.run.has_device:
+    if cores is None or cores.loss_ns is None:
         return {}
     return {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
+
+
+def _moved_to_still(found: Sequence[Recommendation]) -> dict[str, int]:
+    losses = {each.id: each.loss_ns or 0 for each in found if each.id in ("standing_still", "late_rank")}
+    in_turn = any(each.id == "late_rank" and each.evidence.get("held_by") is None for each in found)
+    if len(losses) < 2 or not in_turn:
+        return {}
+    ns = min(losses.values())
+    return {"standing_still": ns, "late_rank": -ns}
 
 
 def _fixed_first(

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import FOR_CORES, _moved_ns, by_rules
+from overlapscope.advice.advise import FOR_CORES, _moved_ns, by_rules, ranked
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
@@ -94,3 +94,20 @@ def test_nothing_is_moved_with_a_device_without_that_recommendation_of_whole_rec
     assert _moved_ns([replace(cores(), id="late_rank")], lacking) == {}
     assert _moved_ns([replace(cores(), per="recording")], lacking) == {}
     assert _moved_ns([replace(cores(), loss_ns=None)], lacking) == {}
+
+
+@pytest.mark.parametrize(
+    ("held_by", "moved"), [(None, {"standing_still": 20 * MS, "late_rank": -20 * MS}), ("host", {})]
+)
+def test_waiting_for_hosts_in_turn_that_stand_still_is_a_loss_of_theirs(
+    held_by: str | None, moved: dict[str, int]
+) -> None:
+    still = replace(cores(), id="standing_still", loss_ns=20 * MS)
+    late = replace(cores(), id="late_rank", loss_ns=30 * MS, evidence={"held_by": held_by})
+    analysis = short_of_cores(LACKING, None)
+    assert _moved_ns([still, late], analysis) == moved
+    assert _moved_ns([late], analysis) == _moved_ns([still], analysis) == {}
+    found = ranked([late, still], 1, _moved_ns([still, late], analysis))
+    assert [each.id for each in found] == (
+        ["standing_still", "late_rank"] if moved else ["late_rank", "standing_still"]
+    )
