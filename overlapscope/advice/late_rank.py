@@ -109,7 +109,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         memory_bytes=None,
         changes_numerics=False,
         apply=_look(straggler, rank),
-        verify="overlapscope analyze RUN --all",
+        verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per="recording" if worth else window_of,
         loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
         evidence={

@@ -164,7 +164,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
-        verify="overlapscope analyze RUN --all",
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )
 
 
@@ -296,5 +296,5 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
         shown_by=host.shown_by,
         measured=["time in which the device neither computes nor communicates nor copies"],
         assumed=[],
-        verify="overlapscope analyze RUN --all",
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )

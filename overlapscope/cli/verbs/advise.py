@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_stated, emit, warn, with_stated
-from overlapscope.cli.output import one_line
+from overlapscope.cli.output import of_given, one_line
 from overlapscope.cli.scenario_options import parse_caps
 from overlapscope.errors import UsageError
 
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         emit(json.render(analysis), args)
     else:
         earlier = predictions_text.earlier(kept)
-        emit(advice_text.render(analysis.recommendations, reasons) + (f"\n{earlier}\n" if earlier else ""), args)
+        text = advice_text.render(analysis.recommendations, reasons) + (f"\n{earlier}\n" if earlier else "")
+        emit(of_given(text, args), args)
     if args.record:
         _record(args, predictions)
     return 0

@@ -12,6 +12,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
+from overlapscope.cli.output import of_given
 from overlapscope.cli.price_options import add_price_options, priced, require_price_options
 from overlapscope.cli.scenario_options import add_scenario_options, parse_caps, requested_channels, requested_of
 from overlapscope.errors import InputError, UsageError
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.inputs[0]}: {error}") from error
     warn("whatif", loaded.unreadable_hosts)
     found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
-    emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
+    emit(json.render(found) if args.json else of_given(whatif_text.render(found, recorded=True), args), args)
     return 0
 
 

@@ -92,6 +92,7 @@ def test_the_json_says_what_the_trace_holds(trace: Path, capsys: pytest.CaptureF
         "fingerprint": {"backend": "nccl", "nccl_version": "2.21.5"},
         "has_device": True,
         "recorded_steps": None,
+        "capture_cost": None,
         "triggers": [],
     }
     assert document["sources"][0]["path"] == str(trace)

@@ -1,6 +1,7 @@
 """`overlapscope plan`: what it prints, its JSON under the published schema, and wrong input answered in one line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[st
         assert max(map(len, printed[-1].splitlines())) <= 120
     assert printed[0].startswith(shown[1])
     assert printed[1].startswith(shown[2])
-    assert printed[1].splitlines()[-1] == "next: measure a step with bucket_cap_mb=10 and add it as [[measured]]"
+    assert printed[1].splitlines()[-1] == "next: measure a step with bucket_cap_mb=25 and add it as [[measured]]"
     rows = [each.split() for each in shown[3].splitlines() if "zero_stage" in each]
     assert len(rows) == 3
     assert [each.split() for each in printed[2].splitlines() if "_stage=" in each] == rows
@@ -147,3 +148,15 @@ def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why
     assert main(["whatif", given]) == 3
     assert "Nothing can be replayed: " in listed
     assert listed.split("Nothing can be replayed: ")[1].strip() in capsys.readouterr().err
+
+
+def test_what_if_names_the_setting_that_advise_recommends(capsys: pytest.CaptureFixture[str]) -> None:
+    regressed = str(ROOT / "traces" / "regressed")
+    assert main(["advise", regressed]) == 0
+    advised = capsys.readouterr().out
+    (cap,) = re.findall(r"^\d+\. Set (bucket_cap_mb=\d+) ", advised, re.MULTILINE)
+    assert f"verify:    record the new run, then: overlapscope compare {regressed} NEW_RUN" in advised
+    assert main(["whatif", regressed]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[1].startswith(f"{cap} saves ")
+    assert said.endswith(f"next: record a run with {cap} and compare both: overlapscope compare {regressed} NEW_RUN\n")
