@@ -305,6 +305,7 @@ def _skew(
         matched=cross_rank.matched,
         unmatched=cross_rank.matching.unmatched + cross_rank.pairs.unmatched,
         pairs=cross_rank.pairs.matched,
+        uneven=sum(each.calls for each in cross_rank.matching.uneven),
         reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
         one_host=bool(aligned) and any(aligned <= set(ranks) for ranks in hosts.values()),

@@ -146,6 +146,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     unmatched: int = 0
     pairs: int = 0
     """Sends matched with their receives; the others are counted in `unmatched`."""
+    uneven: int = 0
+    """Of the matched collectives those whose members send different sizes: not in the wait time of `ranks`."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     one_host: bool = False

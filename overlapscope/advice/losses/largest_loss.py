@@ -66,6 +66,8 @@ BY_TURNS: Final = (
     "step (batches, other work on the cores)"
 )
 """What to do where ranks wait for one that computes longer, now this one, now that one."""
+BY_TURNS_FROM: Final = 0.25
+"""They do where each waits for this share of what one of them waits most. A choice."""
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
     "tensor at a time), or fewer bytes; gradients: begin their calls during backward, in buckets",
@@ -245,13 +247,19 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
+def _wait_by_turns(analysis: Analysis) -> bool:
+    """Return whether each rank waits for late ones, for a share of what one waits most, and none is a straggler."""
+    waits = [sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks]
+    return not analysis.skew.stragglers and min(waits, default=0) >= BY_TURNS_FROM * max(waits, default=0)
+
+
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     """Return what to do about a cause; of time that may be waiting, to record what says so, if anything was not."""
     if given.job.serves or cause not in INSTEAD:
         return {}
     if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
         return {"torch": UNEVEN_STAGES}
-    if cause == "peer_compute" and given.is_whole and not given.analysis.skew.stragglers:
+    if cause == "peer_compute" and given.is_whole and _wait_by_turns(given.analysis):
         return {"torch": BY_TURNS}
     if cause != "unknown":
         return {"torch": INSTEAD[cause]}

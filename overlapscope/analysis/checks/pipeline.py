@@ -59,12 +59,32 @@ class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     window_ns: float
     bubble_ns: float
     activations: int
-    """Activations sent to the next stage in a step, v m."""
+    """Activations sent to the next stage in a step, v m; of two stages at least these, ..."""
+    at_most: int
+    """... and at most these: the others may be gradients of interleaved stages."""
 
 
 def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
     """Return the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) for a stage that is busy for `busy_ns`."""
     return busy_ns * (stages - 1) / activations
+
+
+def needed_bubbles_ns(stage: PipelineStage, stages: int) -> list[float]:
+    """Return the ideal bubble of a stage, for as many activations as it may have sent: one value, or two."""
+    counts = sorted({stage.activations, stage.at_most}, reverse=True)
+    return [ideal_bubble_ns(stage.window_ns - stage.bubble_ns, stages, each) for each in counts]
+
+
+def counted_activations(stage: PipelineStage) -> str:
+    """Return in words how many activations a stage sends in a step."""
+    if stage.at_most > stage.activations:
+        return f"{stage.at_most} activations, or {stage.activations} of interleaved chunks,"
+    return f"{stage.activations} activations"
+
+
+def between_ms(values_ns: Sequence[float]) -> str:
+    """Return a time, or the range of several, in ms."""
+    return f"{' to '.join(f'{each / 1e6:.3f}' for each in sorted(values_ns))} ms"
 
 
 def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
@@ -137,7 +157,7 @@ def _stage(
     for each in chosen:
         rows = sent & (calls.step == each.step) & (calls.recording == each.recording)
         counts.add(int(np.unique(calls.bytes[rows], return_counts=True)[1].min()) if rows.any() else 0)
-    activations = counts.pop() if len(counts) == 1 else 0
+    activations = at_most = counts.pop() if len(counts) == 1 else 0
     if len(ranks) == 2:
         # Two interleaved stages send activations and gradients in the same direction: at least half are activations.
         activations //= 2
@@ -159,6 +179,7 @@ def _stage(
         window_ns=median((ends - starts).tolist()),
         bubble_ns=median(bubble_ns.tolist()),
         activations=activations,
+        at_most=at_most,
     )
 
 
@@ -170,19 +191,20 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -
     if more(worst) < max(MIN_NS, MIN_SHARE * worst.window_ns):
         return []
     ideal = worst.bubble_ns - more(worst)
-    counted = "at least " if len(ranks) == 2 else ""
+    needs = needed_bubbles_ns(worst, len(ranks))
+    excess = between_ms([worst.bubble_ns - each for each in needs])
     return [
         Finding(
             id=f"pipeline_bubble:{group}",
             severity="warning",
             title=f"pipeline {group}: the bubble of stage {worst.place} of {len(ranks)} (rank {worst.rank}) takes "
-            f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {more(worst) / 1e6:.3f} ms more "
-            f"than the {ideal / 1e6:.3f} ms that 1F1B of equal stages needs with {counted}{worst.activations} "
-            "activations a stage",
+            f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {excess} more than the "
+            f"{between_ms(needs)} that 1F1B of equal stages needs with {counted_activations(worst)} a stage",
             evidence={
                 "group": group,
                 "stages": len(ranks),
                 "activations": worst.activations,
+                "activations_at_most": worst.at_most,
                 "bubble_ns": {str(stage.rank): round(stage.bubble_ns) for stage in stages},
                 "excess_ns": {str(stage.rank): round(more(stage)) for stage in stages},
                 "ideal_ns": round(ideal),

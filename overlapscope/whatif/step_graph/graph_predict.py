@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, pipeline_stages
+from overlapscope.analysis.checks.pipeline import between_ms, counted_activations, needed_bubbles_ns, pipeline_stages
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.per_rank.steps import step_windows
@@ -504,10 +504,10 @@ def bubble_notes(run: Run) -> list[str]:
     found = []
     for group, stages in pipeline_stages(run, windows):
         worst = max(stages, key=lambda each: each.bubble_ns)
-        ideal = ideal_bubble_ns(worst.window_ns - worst.bubble_ns, len(group.ranks or ()), worst.activations)
+        needs = between_ms(needed_bubbles_ns(worst, len(group.ranks or ())))
         found.append(
             f"stage {worst.place} of pipeline {group.name} is idle or waits for other stages for "
-            f"{worst.bubble_ns / MS:.3f} ms of its step; 1F1B needs {ideal / MS:.3f} ms with {worst.activations} "
-            "activations a stage, whatever the links"
+            f"{worst.bubble_ns / MS:.3f} ms of its step; 1F1B needs {needs} with {counted_activations(worst)} a stage, "
+            "whatever the links"
         )
     return found
