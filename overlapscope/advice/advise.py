@@ -187,8 +187,8 @@ def advise(
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
-    if not analysis.run.has_device and lack_cores(analysis.findings):
-        # Threads that transfer wait for cores, whatever they send.
+    if not analysis.run.has_device and (lack_cores(analysis.findings) or _transfers_stall(analysis)):
+        # Threads that transfer wait for cores, or stand still, whatever they send.
         found = [each for each in found if each.id != "sixteen_bit_gradients"]
     changes = [each for each in found if each.verdict == "change" and each.id in OF_EXPOSED]
     lost_ns = sum(each.loss_ns or 0 for each in found if each.id == "exposed_communication")
@@ -197,6 +197,14 @@ def advise(
         which = list_some([each.id for each in changes])
         reasons = [*reasons, f"exposed_communication, which `analyze` lists, is what {which} would shorten"]
     return _finished(found, job_kind(run), analysis), [*reasons, *of_hosts]
+
+
+def _transfers_stall(analysis: Analysis) -> bool:
+    """Return whether hosts stand still, or transfers took more than twice as long as the fastest of their size."""
+    causes = analysis.headline.causes
+    transfer = sum(causes.get(each, 0) for each in ("dependency", "tail"))
+    still = any(each.id == "standing_still" for each in analysis.findings)
+    return still or causes.get("slow_transfer", 0) >= transfer > 0
 
 
 def _not_looked_for(analysis: Analysis) -> list[str]:

@@ -1,13 +1,17 @@
 """Rules: exposed calls of tensor and of expert parallelism, whose results the next layer needs."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.dimensions import EXPERT, TENSOR
 
 EXPERTS: Final = frozenset({"dispatch", "combine"})
 """Operations of the libraries of expert parallelism."""
+FAR_LARGER: Final = 4
+"""Calls that have so many times the bytes are the larger ones of a layer. A choice: its tensors differ by less."""
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = "that all of it can be overlapped: the gain is an upper bound"
 
@@ -16,7 +20,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where tensor-parallel calls are exposed for long enough."""
     rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
     exposed, ops = given.exposed_ns(rows), {row.op for row in rows}
-    if not given.is_worth(exposed):
+    if not given.is_worth(exposed) or _are_besides(rows, given.analysis.collectives):
         return None
     whole = not ops & {"all_gather", "reduce_scatter"}
     return recommended(
@@ -30,6 +34,18 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         measured=["communication of these groups beside which nothing is computed"],
         assumed=[ASSUMED],
     )
+
+
+def _are_besides(rows: Sequence[CollectiveRow], every: Sequence[CollectiveRow]) -> bool:
+    """Return whether these calls may not be those of activations: calls of which no dimension is known are far larger.
+
+    As of sequence parallelism whose traces name no groups: what is found is the sum of a norm's gradients.
+    """
+    known, unknown = (
+        max((row.bytes or 0 for row in those), default=0)
+        for those in (rows, [row for row in every if row.dimension is None])
+    )
+    return unknown >= FAR_LARGER * known > 0
 
 
 def _training_tp(*, whole: bool) -> dict[str, str]:

@@ -114,7 +114,13 @@ def analyze(
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(
-            run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run), _still_ns(alone)
+            run,
+            work,
+            window_ns,
+            {info.rank: _computed_ns(info) for info in ranks},
+            _held_ns(run),
+            _still_ns(alone),
+            {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
         ),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),

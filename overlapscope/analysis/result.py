@@ -93,7 +93,7 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     recorded_steps: RecordedSteps | None = None
     """How many steps were recorded; null where all were, or nobody counted the others."""
     capture_cost: CaptureCost | None = None
-    """Null where capture did not measure it."""
+    """Null where capture did not measure it, or ranks contradict each other."""
     triggers: list[TriggeredTrace] = []
 
 

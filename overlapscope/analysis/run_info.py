@@ -52,10 +52,13 @@ def _recorded_steps(run: Run) -> RecordedSteps | None:
 
 
 def _capture_cost(run: Run) -> CaptureCost | None:
-    """Return what recording cost on the rank where it was most; None where no rank says so."""
+    """Return what recording cost on the rank where it was most; None where no rank says so, or in the mean of all it is
+    not sure to have cost anything: then what a rank measured is what else changed between its steps."""
     stated = {rank: _stated(timeline.recorded.get("overhead"), _Overhead) for rank, timeline in run.ranks.items()}
     found = [CaptureCost(rank=rank, **msgspec.structs.asdict(own)) for rank, own in stated.items() if own is not None]
-    return max(found, key=lambda each: each.mean_ns, default=None)
+    if not found or sum(each.mean_low_ns for each in found) <= 0:
+        return None
+    return max(found, key=lambda each: each.mean_ns)
 
 
 def _triggers(run: Run) -> list[TriggeredTrace]:

@@ -66,6 +66,8 @@ BY_TURNS: Final = (
     "step (batches, other work on the cores)"
 )
 """What to do where ranks wait for one that computes longer, now this one, now that one."""
+ONE_WAITS: Final = 0.1
+"""Of two ranks one waits for the other if that waits for this share of it at most. A choice."""
 BY_TURNS_FROM: Final = 0.25
 """They do where each waits for this share of what one of them waits most. A choice."""
 INSTEAD: Final = {
@@ -148,7 +150,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
     why = f", {of_it}: {label}{beside}{_mostly_compute(given, exposed)}" if largest in USUAL else ""
-    who = _stragglers(late, late_ns, cause)
+    who = _stragglers(late, late_ns, cause) or _of_two(given, cause)
     return recommended(
         given,
         id="exposed_communication",
@@ -247,9 +249,22 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
+def _of_two(given: RuleInput, cause: str) -> str:
+    """Return which of the two ranks of a job waits for the other, to follow a cause of waiting; empty where both do."""
+    waits = _waits_for_late_ranks(given.analysis)
+    if cause not in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS) or len(waits) != 2 or not given.is_whole:
+        return ""
+    (late, least), (waiting, most) = sorted(waits.items(), key=lambda each: each[1])
+    return f" (rank {waiting} waits for rank {late})" if least < ONE_WAITS * most else ""
+
+
+def _waits_for_late_ranks(analysis: Analysis) -> dict[int, int]:
+    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks}
+
+
 def _wait_by_turns(analysis: Analysis) -> bool:
     """Return whether each rank waits for late ones, for a share of what one waits most, and none is a straggler."""
-    waits = [sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks]
+    waits = _waits_for_late_ranks(analysis).values()
     return not analysis.skew.stragglers and min(waits, default=0) >= BY_TURNS_FROM * max(waits, default=0)
 
 

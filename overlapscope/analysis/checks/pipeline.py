@@ -223,12 +223,13 @@ def uneven_stages(
     step_ns: Mapping[int, Mapping[int, int]],
     held_ns: Mapping[int, int],
     still_ns: Mapping[int, int],
+    usual_ns: Mapping[int, float] | None = None,
 ) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
     `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
     waited for a core of their host, or collected garbage, and `still_ns` for how long they stood still while they
-    computed, where that is known.
+    computed; `usual_ns` what hosts usually compute in a step, without pauses. Each where that is known.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
@@ -252,6 +253,9 @@ def uneven_stages(
     if not kernels:
         # While it waits for a core, stands still, or garbage is collected, an operation lasts, too.
         shorter, less = _without_pauses(heaviest, by_stage, work, held_ns, still_ns)
+        usually = _usually(heaviest, by_stage, usual_ns or {})
+        if usually is not None and (usually - 1) * others < less:
+            shorter, less = usually, (usually - 1) * others
         times, more = min(times, shorter), min(more, less)
         small = times < MORE or more < WEIGHS * float(np.median(windows))
         if small or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
@@ -298,6 +302,15 @@ def _without_pauses(
     ran, ran_others = compared(held_ns, still_ns) if known else (own, others)
     times = min(own / max(others, 1.0), ran / max(ran_others, 1.0))
     return times, (times - 1) * others
+
+
+def _usually(heaviest: int, by_stage: Mapping[int, Sequence[int]], usual_ns: Mapping[int, float]) -> float | None:
+    """Return how many times as long as the others a stage usually computes in a step, without pauses; None where that
+    is not known of all."""
+    if not all(usual_ns.get(rank) for ranks in by_stage.values() for rank in ranks):
+        return None
+    own = {stage: float(np.median([usual_ns[rank] for rank in ranks])) for stage, ranks in by_stage.items()}
+    return own[heaviest] / float(np.median([ns for stage, ns in own.items() if stage != heaviest]))
 
 
 def _share_of_steps(

@@ -157,6 +157,8 @@ def _follow(
             reason="no step with a window was recorded, and the recording has several parts or is empty"
         )
     followed = _spread(every, odd)
+    lengths = [each.end_ns - each.start_ns for each in every if each.step not in odd]
+    typical_ns = median_low(lengths or [each.end_ns - each.start_ns for each in every] or [0])
     paths: list[FollowedPath] = []
     tests: list[SelfTest] = []
     losses: dict[int | None, LongestLoss | None] = {}
@@ -167,14 +169,14 @@ def _follow(
         tests.append(tested)
         paths += answered
         if answered:
-            losses[recording] = _loss(graph, chosen, _median(answered, odd))
+            losses[recording] = _loss(graph, chosen, _median(answered, odd, typical_ns))
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
         return FollowedPaths(
             reason=" and ".join(REFUSED[name] for name in failed), left_out=count, self_tests=tuple(tests)
         )
-    median = _median(paths, odd)
+    median = _median(paths, odd, typical_ns)
     return FollowedPaths(
         scope="ranks" if len(ranks) > 1 else "rank",
         median_step=median.step,
@@ -189,14 +191,14 @@ def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
     return longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
 
 
-def _median(paths: Sequence[FollowedPath], odd: frozenset[int]) -> FollowedPath:
-    """Return the path of a typical step: of median length among those that are not `odd`, if there are any.
+def _median(paths: Sequence[FollowedPath], odd: frozenset[int], typical_ns: int) -> FollowedPath:
+    """Return the path of a typical step: closest to this length of those that are not `odd`, if there are any.
 
     Of these those count that lie in the recording, but for MOST_BEFORE.
     """
     usual = [path for path in paths if path.step not in odd] or paths
     usual = [path for path in usual if path.before_ns <= MOST_BEFORE * (path.end_ns - path.start_ns)] or usual
-    return sorted(usual, key=lambda path: path.end_ns - path.start_ns)[(len(usual) - 1) // 2]
+    return min(usual, key=lambda path: (abs(path.end_ns - path.start_ns - typical_ns), path.start_ns))
 
 
 def _of_recording(

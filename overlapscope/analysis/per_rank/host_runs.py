@@ -9,7 +9,7 @@ What is always long says nothing, so that hosts which do little and much in turn
 compared there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -67,6 +67,9 @@ class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
     recorded_ns: int
     stretch_ns: float
     """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
+    usual_ns: float = 0.0
+    """What it usually computes in a step, without pauses, in the mean of the steps that make the same calls as others;
+    0 where there are none."""
 
 
 def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
@@ -80,7 +83,8 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
     host = without_functions(timeline.host)
     moments = unique(np.concatenate([host.start_ns, host.end_ns]))
     close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
-    longer = list(_longer_parts(timeline, host))
+    series = list(_series(timeline, host))
+    longer = [each.longer for each in series]
     shown = difference(
         union((moments[close], moments[close + 1]), *_short_operations(timeline, host)),
         union(*((each.start_ns, each.end_ns) for each in longer)),
@@ -96,6 +100,7 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
             union(*(each.pauses(each.usual_step, STILL_NS) for each in longer)), recorded_pauses(timeline, COLLECTOR)
         ),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
+        usual_ns=_usual_ns(series),
     )  # fmt: skip
 
 
@@ -155,8 +160,27 @@ class _LongerParts(NamedTuple):
         return self.start_ns[short], self.end_ns[short]
 
 
-def _longer_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongerParts]:
-    """Yield, for each thread and each series of steps in which it makes the same calls, the parts that took longer.
+class _Series(NamedTuple):
+    """Steps in which a thread makes the same calls."""
+
+    lane: int
+    steps: int
+    usual_ns: float
+    """What the thread usually computes in one."""
+    longer: _LongerParts
+
+
+def _usual_ns(series: Sequence[_Series]) -> float:
+    """Return what all threads usually compute in a step."""
+    found = 0.0
+    for lane in {each.lane for each in series}:
+        own = [each for each in series if each.lane == lane]
+        found += sum(each.steps * each.usual_ns for each in own) / sum(each.steps for each in own)
+    return found
+
+
+def _series(timeline: RankTimeline, host: HostSpans) -> Iterator[_Series]:
+    """Yield, for each thread, each series of steps in which it makes the same calls.
 
     Of operations alone: what lies between two may be a wait.
     """
@@ -173,9 +197,10 @@ def _longer_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongerPa
             weighs = usual * in_compute
             as_usual = (weighs * (took <= ABOUT * usual)).sum(axis=1) >= MOSTLY * weighs.sum(axis=1)
             long = ((took >= SLOWED * usual + CLOSE_NS) | (took - usual >= PAUSE_NS)) & in_compute
-            yield _LongerParts(
+            parts = _LongerParts(
                 start[long], end[long], usual[long], np.broadcast_to(as_usual[:, None], took.shape)[long]
             )
+            yield _Series(lane, first.size, float(weighs.sum(axis=1).mean()), parts)
 
 
 def _like_steps(timeline: RankTimeline, start_ns: Ints, name: Ints, moments: Ints) -> Iterator[tuple[Ints, int]]:

@@ -46,10 +46,13 @@ from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
+from overlapscope.timeline.operations import COMPUTATION
 
 MAX_RANKS = 8
 MAX_WIDTH: Final = 120
 """Characters of a line of sentences."""
+NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+"""A space at which `fill` breaks no line."""
 MAX_STEPS = 8
 MAX_COLLECTIVES = 4
 MAX_FINDINGS = 4
@@ -596,10 +599,9 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     if path.garbage_collected_ns >= WORTH_STANDING_STILL * path.length_ns:
         text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
     if path.operations:
-        named = (
-            f"{_when(each)} {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]
-        )
-        text += [f"  {line}" for line in fill(f"longest operations: {', '.join(named)}", MAX_WIDTH - 2).split("\n")]
+        named = ", ".join(_unbroken(f"{_on_path(each)} {ms(each.ns)} ms") for each in path.operations[:MOST_NAMES])
+        lines = fill(f"longest operations: {named}", MAX_WIDTH - 2).replace(NO_BREAK, " ").split("\n")
+        text += [f"  {line}" for line in lines]
     others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
     if others:
         latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
@@ -613,11 +615,19 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     return "\n".join(text)
 
 
-def _when(each: PathOperation) -> str:
-    """Return words before the name of an operation of a path: host time is in a range, or before an operation."""
+def _unbroken(words: str) -> str:
+    """Return words between which `fill` breaks no line."""
+    return words.replace(" ", NO_BREAK)
+
+
+def _on_path(each: PathOperation) -> str:
+    """Return an operation of a path in words: host time is in a range, or before an operation."""
+    name = short(each.name, LONGEST_NAME)
     if each.part != "host":
-        return f"{each.part}:"
-    return "host in" if each.inside else "host before"
+        return f"{each.part}: {name}"
+    if each.name == COMPUTATION:
+        return "host between operations"
+    return f"host {'in' if each.inside else 'before'} {name}"
 
 
 def longest_loss_text(loss: LongestLoss | None) -> str:

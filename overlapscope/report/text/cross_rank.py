@@ -112,11 +112,8 @@ def matched_text(skew: Skew) -> list[str]:
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
     alone = " The wait times above are of collectives alone." if skew.pairs and skew.ranks else ""
     if skew.uneven and skew.ranks:
-        alone += (
-            f" They leave out {count(skew.uneven, 'all-to-all')} of uneven sizes."
-            if alone
-            else (f" The wait times above leave out {count(skew.uneven, 'all-to-all')} of uneven sizes.")
-        )
+        what = "They" if alone else "The wait times above"
+        alone += f" {what} leave out {count(skew.uneven, 'call')} whose members send different sizes."
     matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
     return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "." + alone]
 

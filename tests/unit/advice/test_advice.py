@@ -131,6 +131,29 @@ def test_sixteen_bits_are_not_tried_where_hosts_lack_cores() -> None:
         assert ("sixteen_bit_gradients" in [each.id for each in advise(run, known)[0]]) is tried
 
 
+@pytest.mark.parametrize(
+    ("causes", "still", "has_device", "tried"),
+    [
+        pytest.param({"slow_transfer": 10, "dependency": 20}, False, False, True, id="a little longer"),
+        pytest.param({"slow_transfer": 30, "dependency": 20, "tail": 10}, False, False, False, id="they stall"),
+        pytest.param({"dependency": 20}, True, False, False, id="hosts stand still"),
+        pytest.param({"slow_transfer": 30, "dependency": 20}, True, True, True, id="a device"),
+    ],
+)
+def test_sixteen_bits_are_not_tried_where_transfers_take_long_whatever_their_bytes(
+    causes: dict[str, int], still: bool, has_device: bool, tried: bool
+) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    known = replace(
+        analysis, findings=[*analysis.findings, *([found_as("standing_still", ranks=[], lost_ns={})] if still else [])],
+        headline=replace(analysis.headline, causes={cause: ms * MS for cause, ms in causes.items()}),
+        run=replace(analysis.run, has_device=has_device),
+    )  # fmt: skip
+    found, _ = advise(run, known)
+    assert ("sixteen_bit_gradients" in [each.id for each in found]) is tried
+
+
 @pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])
 def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code_differ(
     gain: float, low: float, *, tried: bool

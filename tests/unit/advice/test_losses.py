@@ -224,6 +224,16 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
 
 
+@pytest.mark.parametrize(("size_bytes", "said"), [(4096, True), (16384, False)])
+def test_small_calls_of_tensor_parallel_ranks_beside_far_larger_ones_of_nobody_knows_whom_are_not_its_activations(
+    size_bytes: int, said: bool
+) -> None:
+    """As the sum of a norm's gradients beside gathers of sequence parallelism."""
+    small = Sent(start=301, end=500, launch=1, dimension="tensor", size_bytes=4096)
+    large = Sent(start=501, end=800, launch=2, op="all_gather", group="h", size_bytes=size_bytes)
+    assert ("tensor_parallel" in fired(always(*COMPUTED, small, large))) is said
+
+
 def test_the_exchange_between_experts_is_known_by_its_dimension_or_its_kernels() -> None:
     for more in ({"op": "all_to_all", "dimension": "expert"}, {"op": "dispatch"}):
         found = fired(always(*COMPUTED, Sent(start=301, end=800, launch=1, **more)))  # type: ignore[arg-type]
@@ -408,6 +418,33 @@ def test_a_graph_that_may_not_answer_leaves_the_bound_of_the_times() -> None:
 def test_the_largest_loss_of_a_cpu_run_is_that_outside_of_compute_which_may_take_longer_than_it_must() -> None:
     run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
     assert fired(run)["exposed_communication"].title.startswith("Largest loss outside compute: 0.59 ms of a 1 ms step")
+
+
+def waits_of_two(first: int, second: int) -> str:
+    """Return the title and the code of the largest loss of a CPU job, of which two ranks wait for so many us for one
+    that computes longer."""
+    run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
+    run = replace(run, ranks={0: run.ranks[0], 1: replace(run.ranks[0], rank=1)}, world_size=2)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={"peer_compute": 590 * US}, exposed_comm_ns=590 * US)
+    ranks = [
+        replace(info, whole=replace(info.whole, causes={"peer_compute": each * US}), steps=[])
+        for info, each in zip(analysis.ranks, (first, second), strict=True)
+    ]
+    given_ = RuleInput.of(run, replace(analysis, headline=head, ranks=ranks), match_and_align(run))
+    named = largest_loss(given_, [])
+    assert named
+    return f"{named.title}\n{named.apply}"
+
+
+def test_who_waits_for_whom_is_said_of_two_ranks_of_which_one_waits() -> None:
+    said = waits_of_two(1000, 50)
+    assert "wait: the late rank computed longer (rank 0 waits for rank 1)" in said
+    assert "no rank is late throughout" not in said
+    for second in (200, 300):  # 20 and 30 % of what the other one waits
+        assert "waits for rank" not in waits_of_two(1000, second)
+    assert "no rank is late throughout" not in waits_of_two(1000, 200)
+    assert "no rank is late throughout" in waits_of_two(1000, 300)
 
 
 BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))

@@ -48,6 +48,26 @@ def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: k
     return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], spans=spans)})
 
 
+@pytest.mark.parametrize(
+    ("uneven", "pairs", "words"),
+    [
+        (0, 0, ""),
+        (8, 0, " The wait times above leave out 8 calls whose members send different sizes."),
+        (0, 3, " The wait times above are of collectives alone."),
+        (
+            1,
+            3,
+            " The wait times above are of collectives alone. They leave out 1 call whose members send different sizes.",
+        ),
+    ],
+)
+def test_what_the_wait_times_leave_out_is_said(uneven: int, pairs: int, words: str) -> None:
+    skew = replace(analyze(job(fault="host")).skew, uneven=uneven, pairs=pairs)
+    (line,) = across_ranks.matched_text(skew)
+    assert line.endswith(f"matched across ranks.{words}")
+    assert across_ranks.matched_text(replace(skew, ranks=[]))[0].endswith("matched across ranks."), "there are none"
+
+
 @pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.05, False), (0.5, True)])
 def test_waiting_after_the_last_rank_came_is_said_where_it_is_much(share: float, *, said: bool) -> None:
     analysis = analyze(job(fault="host"))

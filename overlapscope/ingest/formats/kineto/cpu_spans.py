@@ -24,7 +24,7 @@ from overlapscope.ingest.build.user_marks import comm_marks
 from overlapscope.ingest.formats.kineto.transfers import EXECUTED_AS
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Flags, Ints, Spans, make, or_missing
 from overlapscope.timeline.intervals import Intervals, difference, union
-from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
+from overlapscope.timeline.operations import COMPUTATION, OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
@@ -36,8 +36,6 @@ _ENGINE = "autograd::engine::evaluate_function: "
 _DIRECT_CALL = "c10d::"
 _Key = tuple[str | None, int | None]
 """Operation and number of elements."""
-COMPUTATION = "host operations"
-"""Name of the compute spans: each is a union of host operations, which have no common name."""
 
 
 class CpuSpans(NamedTuple):

@@ -185,6 +185,25 @@ def test_without_kernels_a_stage_that_stood_still_has_more_work_only_if_it_compu
     assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, {}, still)) == found
 
 
+@pytest.mark.parametrize(
+    ("usual", "found"),
+    [
+        pytest.param({0: 600 * MS, 1: 500 * MS}, True, id="it usually computes longer"),
+        pytest.param({0: 510 * MS, 1: 500 * MS}, False, id="some of its operations paused"),
+        pytest.param({0: 510 * MS}, True, id="what the other one usually computes is not known"),
+        pytest.param({0: 510 * MS, 1: 0.0}, True, id="its steps differ"),
+    ],
+)
+def test_without_kernels_a_stage_has_more_work_only_if_it_usually_computes_longer(usual, found):
+    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
+    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
+    work = {
+        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
+        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
+    }
+    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, {}, {}, usual)) == found
+
+
 def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
     run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
     names = (*run.ranks[0].names, "gc_pause_ns")
@@ -234,7 +253,15 @@ def test_ranks_that_exchange_messages_with_all_others_are_no_stages():
 
 def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():
     assert said(pipeline([5, 5], 4)) == []
-    assert said(pipeline([5, 20], 16)) != []
+    (finding,) = said(pipeline([5, 20], 16))
+    evidence, bubble_ns = finding.evidence, finding.evidence["bubble_ns"]["0"]
+    assert (evidence["activations"], evidence["activations_at_most"]) == (8, 16)
+    assert evidence["excess_ns"]["0"] + evidence["ideal_ns"] == bubble_ns
+    least = evidence["ideal_ns"] / 2  # with twice as many activations
+    excess = f"{evidence['excess_ns']['0'] / 1e6:.3f} to {(bubble_ns - least) / 1e6:.3f} ms"
+    assert f"{excess} more than the" in finding.title
+    needs = f"{least / 1e6:.3f} to {evidence['ideal_ns'] / 1e6:.3f} ms that 1F1B of equal stages needs"
+    assert f"{needs} with 16 activations, or 8 of interleaved chunks, a stage" in finding.title
 
 
 # --- stages without a device ------------------------------------------------------------------------------------------

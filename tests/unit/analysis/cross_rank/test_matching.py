@@ -69,7 +69,7 @@ def test_uneven_all_to_all_is_matched_but_tells_no_transfer(numbered):
         ]
 
     analysis = analyze(job({0: calls(0), 1: calls(1)}, (PAIR,)))
-    assert (analysis.skew.matched, analysis.skew.unmatched) == (6, 0)
+    assert (analysis.skew.matched, analysis.skew.unmatched, analysis.skew.uneven) == (6, 0, 6)
     assert {row.estimate for row in analysis.collectives} == {"upper_bound"}
     assert analysis.skew.ranks == []
 

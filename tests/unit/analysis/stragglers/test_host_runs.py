@@ -70,6 +70,8 @@ def test_what_is_usually_short_and_took_a_turn_longer_is_a_pause() -> None:
     assert pairs_of(own.wanted)[-1] == (106 * MS + 100_000, 111 * MS - 100_000)
     assert len(pairs_of(own.wanted)) == len(pairs_of(own.ran)) + 1
     assert pairs_of(own.paused) == [(106 * MS + 800_000, 111 * MS)]
+    assert own.usual_ns == 800_000 + 800_000 + 10 * MS
+    assert of_operations(steps_with([800_000, 5 * MS])).usual_ns == 0, "of two steps it is not known"
 
 
 @pytest.mark.parametrize(
