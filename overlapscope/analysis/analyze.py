@@ -22,6 +22,7 @@ from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
@@ -36,7 +37,7 @@ from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
-from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns
+from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import same_inputs
 from overlapscope.analysis.per_rank.kernels import compared
@@ -92,6 +93,7 @@ def analyze(
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
+    held = without_taking_turns(held, _waits_ns(ranks), run)
     links = with_cores(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
@@ -150,6 +152,11 @@ def analyze(
         headline=head,
         dry_step=dry_step(run),
     )
+
+
+def _waits_ns(ranks: Sequence[RankInfo]) -> dict[int, int]:
+    """Return how long each rank waited for late ones, in all."""
+    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
 
 
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
@@ -312,6 +319,7 @@ def _skew(
         unmatched=cross_rank.matching.unmatched + cross_rank.pairs.unmatched,
         pairs=cross_rank.pairs.matched,
         uneven=sum(each.calls for each in cross_rank.matching.uneven),
+        not_split=cross_rank.not_split,
         reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
         one_host=bool(aligned) and any(aligned <= set(ranks) for ranks in hosts.values()),

@@ -26,6 +26,11 @@ OF_HOST: Final = ("host", "data_loading", "unknown")
 """Causes of lateness that hosts which share cores have, too."""
 
 
+BY_TURNS: Final = 0.25
+OF_WORK: Final = ("more_work", "longer_compute")
+"""Causes of lateness that a rank's role has, too."""
+
+
 def late_ranks_of(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
     window_ns: Mapping[int, int | None], graphs: BuiltGraphs, turns: Sequence[Turns],
@@ -59,6 +64,21 @@ def late_ranks_of(
         or (each.evidence["alike"] and each.held_by != "unknown" and not damaged)
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
+
+
+def without_taking_turns(held: Sequence[Straggler], waits_ns: Mapping[int, int], run: Run) -> list[Straggler]:
+    """Return the stragglers but those of CPU runs that wait for others, too: for BY_TURNS of what one of these waits.
+
+    `waits_ns` is how long each rank waited for late ones. Ranks with different roles, such as one that trains and one
+    that acts, wait for each other in turn: nobody is late. What is recorded of a rank itself, such as garbage that it
+    collects, is its own.
+    """
+
+    def takes_turns(each: Straggler) -> bool:
+        others = max((ns for rank, ns in waits_ns.items() if rank != each.rank), default=0)
+        return each.held_by in OF_WORK and waits_ns.get(each.rank, 0) >= BY_TURNS * others > 0
+
+    return [each for each in held if run.ranks[each.rank].has_device or not takes_turns(each)]
 
 
 def turns_on_cores(run: Run, alone: Mapping[int, RankSummary], cross_rank: CrossRank) -> list[Turns]:

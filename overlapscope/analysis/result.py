@@ -148,6 +148,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     """Sends matched with their receives; the others are counted in `unmatched`."""
     uneven: int = 0
     """Of the matched collectives those whose members send different sizes: not in the wait time of `ranks`."""
+    not_split: int = 0
+    """Calls with a root, such as broadcasts, in which members were not seen to wait: neither matched nor in `ranks`."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     one_host: bool = False

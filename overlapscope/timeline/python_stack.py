@@ -29,9 +29,13 @@ def stack_of_launch(timeline: RankTimeline, span: int, time_ns: int | None = Non
         return []
     lane, launched_ns = thread
     at_ns = launched_ns if time_ns is None else time_ns
-    frames = select_host_spans(timeline.host, FRAME_KINDS, around=[(at_ns, at_ns)])
-    rows = frames_around(frames, lane, at_ns)
-    return [timeline.name(code) or "?" for code in frames.name[rows].tolist()]
+    return stack_at(timeline, lane, at_ns)
+
+
+def stack_at(timeline: RankTimeline, lane: int, time_ns: int) -> list[str]:
+    """Return the stack of a thread (row in `Lanes`) at a time of the rank's own clock, the outermost function first."""
+    frames = select_host_spans(timeline.host, FRAME_KINDS, around=[(time_ns, time_ns)])
+    return [timeline.name(code) or "?" for code in frames.name[frames_around(frames, lane, time_ns)].tolist()]
 
 
 def _launching_thread(timeline: RankTimeline, span: int) -> tuple[int, int] | None:

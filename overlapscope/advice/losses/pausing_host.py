@@ -7,9 +7,11 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.intervals import Intervals, complement, union
+from overlapscope.timeline.python_stack import stack_at
 
 LONG_NS: Final = 12_000_000
 """Two turns on a core, of 2 to 6 ms each: shorter pauses may be those of a host whose core another one has."""
@@ -65,16 +67,18 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
     most = max(worth, key=lambda each: each.length_ns)
     ranks = sorted(each.rank for each in worth)
     whose = f"the training thread{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
+    computes, function = "compute" if len(ranks) > 1 else "computes", _function(given, most)
+    inside = "" if function is None else f": it is in {function}"
     return recommended(
         given,
         id="pausing_host",
-        title=f"Find why {whose} {'do' if len(ranks) > 1 else 'does'} nothing that was recorded for "
-        f"{ms(most.length_ns)} of a {ms(_own_step_ns(given, most.rank))} {given.per}, {most.place}",
+        title=f"Find why {whose} {computes} nothing for {ms(most.length_ns)} of a "
+        f"{ms(_own_step_ns(given, most.rank))} {given.per}, {most.place}{inside}",
         verdict="look",
         loss_ns=most.length_ns,
         apply={
             "python": "py-spy dump --pid PID  # while it pauses: a sleep, a file, a lock, a service that answers late\n"
-            "torch.profiler.profile(with_stack=True)  # which function it is in",
+            "torch.profiler.profile(with_stack=True)  # which function it is in: overlapscope analyze --stacks TRACES",
             **_named_parts(given),
         },
         evidence={
@@ -86,6 +90,17 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the rank is idle for less",
     )
+
+
+def _function(given: RuleInput, paused: _Paused) -> str | None:
+    """Return the innermost Python function that a rank's training thread was in amid its longest pause; None where no
+    stacks were recorded."""
+    timeline = given.run.ranks[paused.rank]
+    if timeline.host_is_lost:
+        return None
+    middle = (paused.longest.start_ns + paused.longest.end_ns) // 2
+    stack = stack_at(timeline, training_lane(timeline), middle)
+    return stack[-1] if stack else None
 
 
 def _named_parts(given: RuleInput) -> dict[str, str]:

@@ -57,6 +57,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
     clock_set: bool = False
     """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
+    not_split: int = 0
+    """Number of calls with a root that were matched, but whose members were not seen to wait: not in `splits`."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
@@ -130,9 +132,12 @@ def match_and_align(run: Run) -> CrossRank:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     known = join_by_uneven(clocks, checked.uneven, hosts)
+    not_split = 0
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
-        checked = replace(checked, blocks=(*checked.blocks, *waited_in(rooted.blocks, clocks)))
+        waited = waited_in(rooted.blocks, clocks)
+        not_split = sum(each.calls for each in rooted.blocks) - sum(each.calls for each in waited)
+        checked = replace(checked, blocks=(*checked.blocks, *waited))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:
@@ -146,6 +151,7 @@ def match_and_align(run: Run) -> CrossRank:
         clock_set=clock_set,
         splits=splits,
         uneven=uneven,
+        not_split=not_split,
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )

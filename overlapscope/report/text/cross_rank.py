@@ -111,9 +111,10 @@ def matched_text(skew: Skew) -> list[str]:
         return []
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
     alone = " The wait times above are of collectives alone." if skew.pairs and skew.ranks else ""
-    if skew.uneven and skew.ranks:
-        what = "They" if alone else "The wait times above"
-        alone += f" {what} leave out {count(skew.uneven, 'call')} whose members send different sizes."
+    left = [f"{count(skew.uneven, 'call')} whose members send different sizes"] if skew.uneven else []
+    left += [f"{count(skew.not_split, 'call')} with a root that nobody was seen to wait in"] if skew.not_split else []
+    if left and skew.ranks:
+        alone += f" {'They' if alone else 'The wait times above'} leave out {' and '.join(left)}."
     matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
     return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "." + alone]
 

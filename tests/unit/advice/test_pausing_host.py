@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import ranked
 from overlapscope.advice.losses import pausing_host
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import FUNCTION, NONE, HostSpans, concat, make, take
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Call, Item, Mark, Op, cpu_run
 from tests.unit.advice.test_advice_rules import fired
 from tests.unit.advice.test_host_copies import BACKWARD, FORWARD
@@ -37,7 +39,7 @@ def test_a_pause_of_one_rank_in_each_step_is_named_with_its_length_and_who_waits
     assert said
     assert said.loss_ns == 200 * US
     assert said.evidence["ranks"] == [0]
-    assert "the training thread of rank 0 does nothing that was recorded for 0.2 ms of a 1 ms step" in said.title
+    assert "the training thread of rank 0 computes nothing for 0.2 ms of a 1 ms step" in said.title
     assert said.title.endswith("equally long each time")
     assert said.shown_by
     assert said.shown_by.end_ns - said.shown_by.start_ns == 200 * US
@@ -48,6 +50,24 @@ def test_a_pause_of_all_ranks_at_the_end_of_the_step_has_its_place_however_long_
     assert said
     assert said.evidence["ranks"] == [0, 1]
     assert said.title.endswith("each time at the end of the step")
+
+
+def test_the_function_in_which_it_pauses_is_named_where_stacks_were_read() -> None:
+    run = cpu_run(lambda step, rank: paused(200 if rank == 0 else 2))
+    own = run.ranks[0]
+    begins = own.steps.start_ns
+    names = (*own.names, "train.py(3): loop", "<built-in function sleep>")
+    code = len(own.names)
+    stacks = [
+        make(HostSpans, begins.size, lane=2, kind=FUNCTION, name=name, correlation=NONE, start_ns=begins + first * US,
+             end_ns=begins + last * US)
+        for name, first, last in ((code, 0, 1000), (code + 1, 730, 900))
+    ]  # fmt: skip
+    host = concat([own.host, *stacks])
+    host = take(host, np.lexsort((-host.end_ns, host.start_ns, host.lane)))
+    with_stacks = replace(run, ranks={**run.ranks, 0: replace(own, host=host, names=names)})
+    assert fired(with_stacks)["pausing_host"].title.endswith(": it is in <built-in function sleep>")
+    assert "it is in" not in fired(run)["pausing_host"].title
 
 
 @pytest.mark.parametrize(

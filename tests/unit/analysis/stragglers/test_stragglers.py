@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.late_ranks import without_taking_turns
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
@@ -335,3 +336,24 @@ def test_beside_a_damaged_record_of_a_host_slow_compute_is_still_named(fault: st
 @pytest.mark.parametrize("source", ["gloo_torch2.13"])
 def test_an_undisturbed_job_has_no_straggler(source: str) -> None:
     assert accused(read_inputs([shared_file(source)])) == []
+
+
+@pytest.mark.parametrize(
+    ("held_by", "own_wait", "device", "kept"),
+    [
+        pytest.param("more_work", 24, False, True, id="it waits for others for less"),
+        pytest.param("more_work", 25, False, False, id="ranks with different roles, in turn"),
+        pytest.param("longer_compute", 60, False, False, id="the same, where shapes are not known"),
+        pytest.param("garbage_collector", 60, False, True, id="what it does is its own"),
+        pytest.param("more_work", 60, True, True, id="with a device a replay says what it is worth"),
+    ],
+)
+def test_a_rank_that_waits_for_those_that_wait_for_it_is_none(
+    held_by: str, own_wait: int, device: bool, kept: bool
+) -> None:
+    """The others wait for 80 and 100 ms."""
+    run = job(fault=None)
+    run = replace(run, ranks={rank: replace(each, has_device=device) for rank, each in run.ranks.items()})
+    waits = {0: own_wait * MS, 1: 100 * MS, 2: 80 * MS}
+    held = [Straggler(rank=0, held_by=held_by, blame_ns=180 * MS, evidence={})]
+    assert without_taking_turns(held, waits, run) == held * kept
