@@ -188,7 +188,7 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     if (too_large := graph_too_large(run)) is not None:
         return too_large
     if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
-        return "its ranks share no collective that could be matched, so their clocks cannot be aligned"
+        return "no collective that could be matched connects all of its ranks, so their clocks cannot be aligned"
     annotated = any(size(each.steps) for each in ranks.values())
     runs: list[StepRun] = []
     replays: list[StepReplay] = []

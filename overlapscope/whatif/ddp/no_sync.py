@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
+from overlapscope.analysis.per_rank.optimizers import inside_optimizer, launch_times, optimizer_ns
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
@@ -18,10 +18,14 @@ def unsynced_steps(timeline: RankTimeline) -> set[int]:
 
 
 def averages_parameters(timeline: RankTimeline) -> bool:
-    """Return whether there are all-reduces and all run after the optimizer of their step: local SGD."""
+    """Return whether there are all-reduces and all run after the optimizer of their step: local SGD.
+
+    Those of the optimizer itself are of gradients that it gets in parts, as of DTensor.
+    """
     rows = _all_reduces(timeline)
-    after = launch_times(timeline, rows) >= optimizer_ns(timeline, timeline.collectives.step[rows])
-    return bool(rows.size) and bool(after.all())
+    launched = launch_times(timeline, rows)
+    after = launched >= optimizer_ns(timeline, timeline.collectives.step[rows])
+    return bool(rows.size) and bool(after.all()) and not inside_optimizer(timeline, launched).any()
 
 
 def _all_reduces(timeline: RankTimeline) -> Ints:

@@ -75,8 +75,8 @@ def recorded_graphs(run: Run, cross_rank: CrossRank) -> RecordedGraphs:
         raise InputError(f"no rank was recorded; {HOW}")
     if len(run.ranks) > 1 and not cross_rank.clocks.comparable(tuple(run.ranks)):
         raise InputError(
-            "its ranks share no collective that could be matched, so their clocks cannot be aligned and waits between "
-            "ranks are not known"
+            "no collective that could be matched connects all of its ranks, so the clocks of some cannot be aligned "
+            "with those of others, and waits between them are not known"
         )
     numbers = _numbers(run, cross_rank)
     windows = {rank: _windows(each) for rank, each in run.ranks.items()}

@@ -14,6 +14,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
+from overlapscope.whatif.ddp.no_sync import averages_parameters
 from tests.support.ddp_cases import IN_PAIRS, MB, STEPS, TICK_NS, recorded, step_ns
 from tests.support.writers import kineto
 from tests.support.writers.kineto import MS
@@ -73,6 +74,19 @@ def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: 
     """Its size is that of all gradients: only when it is called tells it from a single bucket."""
     with pytest.raises(InputError, match="local SGD"):
         ddp_case_of_run(changed(recorded(IN_PAIRS), lambda each: averaging(each, steps=list(steps))))
+
+
+def test_what_an_optimizer_reduces_itself_are_no_parameters() -> None:
+    """As gradients of DTensor that it gets in parts: the optimizer begins before the call and ends after it."""
+
+    def inside(timeline: RankTimeline) -> RankTimeline:
+        made = averaging(timeline, steps=list(range(STEPS)))
+        calls = made.collectives
+        return replace(made, collectives=replace(calls, launch_ns=calls.launch_ns - 30 * TICK_NS))
+
+    assert not any(averages_parameters(each) for each in changed(recorded(IN_PAIRS), inside).ranks.values())
+    after = changed(recorded(IN_PAIRS), lambda each: averaging(each, steps=list(range(STEPS))))
+    assert all(averages_parameters(each) for each in after.ranks.values())
 
 
 def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:

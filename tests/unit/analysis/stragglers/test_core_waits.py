@@ -98,6 +98,7 @@ def test_a_rank_that_alone_waits_is_named() -> None:
     assert shared.id == "shared_cores"
     assert f"the training thread of rank 0 waited for a CPU core for up to {0.5 * LASTED_MS:.1f} ms" in shared.title
     assert "scheduler" not in shared.title
+    assert shared.title.endswith("on the same cores, or a limit of CPU time stops it, which was not recorded")
     assert shared.evidence["concentrated_on"] == [0]
     assert not decide_who_is_late([shared])
     spread = found([0.5] * RANKS, [0.0] * RANKS, {})
@@ -146,6 +147,13 @@ def test_where_a_control_group_stopped_threads_nothing_is_said_of_other_programs
     assert "others_ran_ns" in waits_for_cores(run)[0].evidence
     throttled = [("cpu_throttled_us", step * STEP_NS, step, 5.0 * step) for step in range(STEPS)]
     assert "others_ran_ns" not in waits_for_cores(with_readings(run, {0: throttled}))[0].evidence
+
+
+def test_a_limit_that_was_read_and_stopped_nothing_is_no_reason_to_wait() -> None:
+    run = recorded([0.5] + [0.01] * (RANKS - 1), [0.0] * RANKS, {})
+    never = [("cpu_throttled_us", step * STEP_NS, step, 0.0) for step in range(STEPS)]
+    (shared,) = waits_for_cores(with_readings(run, {0: never}))
+    assert shared.title.endswith("other threads or programs run on the same cores")
 
 
 def test_of_ranks_that_were_not_recorded_it_is_not_said_that_others_ran() -> None:
