@@ -141,8 +141,8 @@ def waits_for_cores(run: Run) -> list[Finding]:
     if alone:
         evidence |= {"concentrated_on": alone, "waited_share": waits[most].share}
         rest_ns = max((each.waited_ns for rank, each in waits.items() if rank not in alone), default=0)
-        limits = all(_rose(run.ranks[rank], THROTTLED_US) is not None for rank in alone)
-        stopped = "" if limits else ", or a limit of CPU time stops it, which was not recorded"
+        evidence["limit_unknown"] = any(_rose(run.ranks[rank], THROTTLED_US) is None for rank in alone)
+        stopped = ", or a limit of CPU time stops it, which was not recorded" if evidence["limit_unknown"] else ""
         title = (
             f"the training thread{'s' * (len(alone) > 1)} of {rank_list(alone)} waited for a CPU core for up to "
             f"{waits[most].waited_ns / 1e6:.1f} ms ({percent_text(waits[most].share)} of the time), those of the "

@@ -99,6 +99,7 @@ def test_a_rank_that_alone_waits_is_named() -> None:
     assert f"the training thread of rank 0 waited for a CPU core for up to {0.5 * LASTED_MS:.1f} ms" in shared.title
     assert "scheduler" not in shared.title
     assert shared.title.endswith("on the same cores, or a limit of CPU time stops it, which was not recorded")
+    assert shared.evidence["limit_unknown"]
     assert shared.evidence["concentrated_on"] == [0]
     assert not decide_who_is_late([shared])
     spread = found([0.5] * RANKS, [0.0] * RANKS, {})
@@ -151,9 +152,11 @@ def test_where_a_control_group_stopped_threads_nothing_is_said_of_other_programs
 
 def test_a_limit_that_was_read_and_stopped_nothing_is_no_reason_to_wait() -> None:
     run = recorded([0.5] + [0.01] * (RANKS - 1), [0.0] * RANKS, {})
-    never = [("cpu_throttled_us", step * STEP_NS, step, 0.0) for step in range(STEPS)]
-    (shared,) = waits_for_cores(with_readings(run, {0: never}))
+    shares = {"thread_queue_ns": 0.5, "thread_cpu_ns": 0.5, "process_cpu_ns": 0.5, "cpu_throttled_us": 0.0}
+    readings = [(name, at * STEP_NS, at, share * at * STEP_NS) for name, share in shares.items() for at in range(STEPS)]
+    (shared,) = waits_for_cores(with_readings(run, {0: readings}))
     assert shared.title.endswith("other threads or programs run on the same cores")
+    assert not shared.evidence["limit_unknown"]
 
 
 def test_of_ranks_that_were_not_recorded_it_is_not_said_that_others_ran() -> None:
