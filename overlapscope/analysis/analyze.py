@@ -39,7 +39,7 @@ from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.host_operations import same_inputs
+from overlapscope.analysis.per_rank.host_operations import empty_ranges_ns, same_inputs
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
@@ -221,6 +221,7 @@ def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes
         no_causes_reason=own.no_causes_reason if whole.window_ns is not None else None,
         interference=None if isinstance(own.interference, str) else own.interference,
         no_interference_reason=own.interference if isinstance(own.interference, str) else None,
+        empty_ranges_ns=empty_ranges_ns(own.operations),
     )
 
 

@@ -118,6 +118,9 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     """How many times as long its compute takes beside communication; null in documents of version 0.1, too."""
     no_interference_reason: NoInterference | None = None
     """Why that is not known; null where it is."""
+    empty_ranges_ns: int | None = None
+    """Of the compute of a CPU run's median step: in ranges in which autograd runs a node and its hooks, without any
+    operation in them; null without steps or host events."""
 
 
 class SkewRank(msgspec.Struct, kw_only=True, frozen=True):

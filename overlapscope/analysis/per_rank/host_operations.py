@@ -4,6 +4,7 @@ The compute spans of such a run are unions of operations, which have no common n
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
+
+ENGINE: Final = "autograd::engine::evaluate_function"
+"""Start of the names of ranges in which autograd runs a node and its hooks."""
 
 
 class OperationPieces(Columns, frozen=True, kw_only=True):
@@ -108,6 +112,15 @@ def step_operations(
         calls=_calls(timeline, codes, begin, end),
         piece_ns=_medians(at, parts.ends - parts.starts, codes.size * begin.size).reshape(codes.size, begin.size),
     )
+
+
+def empty_ranges_ns(operations: StepOperations | None) -> int | None:
+    """Return how long the median step was in ranges in which autograd runs a node and its hooks while no operation ran
+    in them: Python of hooks, or a thread that wakes up. None where that is not known."""
+    if operations is None or not operations.steps:
+        return None
+    rows = [row for row, name in enumerate(operations.names) if name.startswith(ENGINE)]
+    return int(np.median(operations.own_ns[rows].sum(axis=0)))
 
 
 def same_inputs(timeline: RankTimeline) -> bool:

@@ -23,6 +23,7 @@ from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss, PathO
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.host_operations import ENGINE
 from overlapscope.analysis.result import (
     Analysis,
     CaptureCost,
@@ -103,6 +104,8 @@ LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 SHARE_WITHIN = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""
+WORTH_EMPTY = 0.05
+"""Least share of a step in ranges of autograd without an operation for a line about them."""
 OWN_WITHIN = 0.001
 """A share that is further from that of the times beside it needs a word: it is a median itself."""
 SLOWED = 0.01
@@ -130,6 +133,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     if NO_CAUSES["no_host_events"] not in of_host:
         of_host = " ".join(filter(None, (of_host, host_events_text(analysis))))
     parts.append(fill(of_host, MAX_WIDTH, break_on_hyphens=False))
+    parts.append(fill(empty_ranges_text(analysis), MAX_WIDTH))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     if details:
         parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
@@ -447,6 +451,20 @@ def idle_text(analysis: Analysis) -> str:
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
 
 
+def empty_ranges_text(analysis: Analysis) -> str:
+    """Return how much of the compute of a step is in ranges of autograd without an operation, in a line; empty where
+    that is little, or not known."""
+    there = set(analysis.headline.ranks)
+    known = [info.empty_ranges_ns or 0 for info in analysis.ranks if info.rank in there]
+    mean_ns = sum(known) / max(len(known), 1)
+    if analysis.headline.window != "step" or mean_ns < WORTH_EMPTY * (analysis.headline.step_ns or 0) or not mean_ns:
+        return ""
+    return (
+        f"Of the compute, {ms(mean_ns)} ms a step are in ranges of autograd in which no operation runs: Python of "
+        "hooks, or a thread that wakes up."
+    )
+
+
 def _share_of_idle(analysis: Analysis, ns: int) -> str:
     """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known."""
     share, cost = ns / (analysis.headline.idle_ns or 1), analysis.throughput
@@ -624,7 +642,7 @@ def _on_path(each: PathOperation) -> str:
     """Return an operation of a path in words: host time is in a range, or before an operation."""
     name = short(each.name, LONGEST_NAME)
     if each.part != "host":
-        return f"{each.part}: {name}"
+        return f"{each.part}: {name}{' (no operation in it)' if each.name.startswith(ENGINE) else ''}"
     if each.name == COMPUTATION:
         return "host between operations"
     return f"host {'in' if each.inside else 'before'} {name}"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.per_rank import host_operations
 from overlapscope.analysis.per_rank.host_operations import (
     OperationPieces,
@@ -22,6 +23,7 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.errors import HostEventsError
+from overlapscope.report.text.analysis import critical_path_text, render
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Mark, Op, cpu_run
@@ -272,6 +274,27 @@ def test_an_operation_that_encloses_others_spends_what_they_leave_and_other_thre
         "aten::mm": ([(50 + step) * US for step in range(STEPS)], [1] * STEPS),
         "aten::add": ([140 * US] * STEPS, [2] * STEPS),
     }
+
+
+@pytest.mark.parametrize(("inside_us", "said"), [(155, False), (50, True)])
+def test_compute_in_ranges_of_autograd_without_an_operation_is_said_where_it_is_much(
+    inside_us: int, said: bool
+) -> None:
+    """Of each step of 1,000 us a node of autograd takes 200, with a product of so many in it."""
+    node = "autograd::engine::evaluate_function: AddmmBackward0"
+    run = cpu_run(
+        lambda step, rank: [
+            Op(node, 0, 200), Op("aten::mm", 0, inside_us), Call(start=700, end=720), Op("aten::add", 720, 1000)
+        ]
+    )  # fmt: skip
+    found = analyze(run)
+    assert [each.empty_ranges_ns for each in found.ranks] == [(200 - inside_us) * US] * 2
+    empty_ms = f"{(200 - inside_us) / 1000:.3f} ms"
+    words = f"Of the compute, {empty_ms} a step are in ranges of autograd in which no operation runs"
+    assert (words in " ".join(render(found).split())) is said
+    path = critical_path_text(found.critical_path)
+    assert f"compute: {node[:30]}" in path
+    assert f"(no operation in it) {empty_ms}" in path
 
 
 def test_an_operation_is_a_call_of_the_step_in_which_it_begins() -> None:
