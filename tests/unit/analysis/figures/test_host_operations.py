@@ -292,9 +292,7 @@ def test_compute_in_ranges_of_autograd_without_an_operation_is_said_where_it_is_
     empty_ms = f"{(200 - inside_us) / 1000:.3f} ms"
     words = f"Of the compute, {empty_ms} a step are in ranges of autograd in which no operation runs"
     assert (words in " ".join(render(found).split())) is said
-    path = critical_path_text(found.critical_path)
-    assert f"compute: {node[:30]}" in path
-    assert f"(no operation in it) {empty_ms}" in path
+    assert (f"(no operation in it) {empty_ms}" in critical_path_text(found.critical_path)) is said
 
 
 def test_an_operation_is_a_call_of_the_step_in_which_it_begins() -> None:
