@@ -200,11 +200,12 @@ def advise(
 
 
 def _transfers_stall(analysis: Analysis) -> bool:
-    """Return whether hosts stand still, or transfers took more than twice as long as the fastest of their size."""
+    """Return whether hosts stand still, or transfers took at least twice as long as the fastest of their size."""
     causes = analysis.headline.causes
     transfer = sum(causes.get(each, 0) for each in ("dependency", "tail"))
     still = any(each.id == "standing_still" for each in analysis.findings)
-    return still or causes.get("slow_transfer", 0) >= transfer > 0
+    slow = causes.get("slow_transfer", 0)
+    return still or slow >= max(transfer, 1)
 
 
 def _not_looked_for(analysis: Analysis) -> list[str]:

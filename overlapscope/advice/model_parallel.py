@@ -12,6 +12,7 @@ EXPERTS: Final = frozenset({"dispatch", "combine"})
 """Operations of the libraries of expert parallelism."""
 FAR_LARGER: Final = 4
 """Calls that have so many times the bytes are the larger ones of a layer. A choice: its tensors differ by less."""
+GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = "that all of it can be overlapped: the gain is an upper bound"
 
@@ -20,9 +21,9 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where tensor-parallel calls are exposed for long enough."""
     rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
     exposed, ops = given.exposed_ns(rows), {row.op for row in rows}
-    if not given.is_worth(exposed) or _are_besides(rows, given.analysis.collectives):
+    if not given.is_worth(exposed) or _are_besides(rows, given):
         return None
-    whole = not ops & {"all_gather", "reduce_scatter"}
+    whole = not ops & GATHERS
     return recommended(
         given,
         id="tensor_parallel",
@@ -36,16 +37,15 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _are_besides(rows: Sequence[CollectiveRow], every: Sequence[CollectiveRow]) -> bool:
-    """Return whether these calls may not be those of activations: calls of which no dimension is known are far larger.
+def _are_besides(rows: Sequence[CollectiveRow], given: RuleInput) -> bool:
+    """Return whether these calls may not be those of activations: gathers and scatters of which no dimension is known
+    are far larger, and exposed for longer.
 
     As of sequence parallelism whose traces name no groups: what is found is the sum of a norm's gradients.
     """
-    known, unknown = (
-        max((row.bytes or 0 for row in those), default=0)
-        for those in (rows, [row for row in every if row.dimension is None])
-    )
-    return unknown >= FAR_LARGER * known > 0
+    others = [row for row in given.analysis.collectives if row.dimension is None and row.op in GATHERS]
+    known, unknown = (max((row.bytes or 0 for row in those), default=0) for those in (rows, others))
+    return unknown >= FAR_LARGER * known > 0 and given.exposed_ns(others) >= given.exposed_ns(rows)
 
 
 def _training_tp(*, whole: bool) -> dict[str, str]:

@@ -39,7 +39,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     if "cores_of" in evidence or "others_ran_ns" in evidence:  # no two ranks may use the same core, or others ran there
         what = f"Keep other programs off the cores of {rank_list(alone) if alone else 'the ranks'}"
     if evidence.get("limit_unknown"):
-        what += ", or lift a limit of its CPU time (which was not recorded)"
+        what += f", or lift a limit of {'its' if len(alone) < 2 else 'their'} CPU time (which was not recorded)"
     if evidence.get("full_ranks"):
         whose = rank_list(evidence["full_ranks"])
         what = f"Give the ranks more cores, or the threads of {whose} less to do: they fill a core"

@@ -93,7 +93,7 @@ def analyze(
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
-    held = without_taking_turns(held, _waits_ns(ranks), run)
+    late, held = held, without_taking_turns(held, _waits_ns(ranks), run)
     links = with_cores(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
@@ -143,6 +143,7 @@ def analyze(
             ranks_of_hosts(run),
             {info.rank: info.whole.idle_ns for info in ranks},
             beside_slow_links(held, links),
+            sorted({each.rank for each in late} - {each.rank for each in held}),
         ),
         findings=findings,
         recommendations=[],
@@ -310,7 +311,7 @@ def _source_info(source: Source) -> SourceInfo:
 
 def _skew(
     cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
-    held: Sequence[Straggler],
+    held: Sequence[Straggler], in_turn: list[int],
 ) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
     aligned = cross_rank.clocks.offset_ns.keys()
@@ -341,6 +342,7 @@ def _skew(
             for rank, each in cross_rank.waits.items()
         ],
         stragglers=list(held),
+        in_turn=in_turn,
     )
 
 

@@ -160,6 +160,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     residual_ns: int | None = None
     ranks: list[SkewRank] = []
     stragglers: list[Straggler] = []
+    in_turn: list[int] = []
+    """Ranks that are late, but wait for those that wait for them, too, as with different roles: no stragglers."""
 
 
 class ShownBy(msgspec.Struct, kw_only=True, frozen=True):
@@ -276,6 +278,8 @@ def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
     }
     if waits.pop(most, 0) > max(waits.values(), default=0):
         return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
+    if most in analysis.skew.in_turn:
+        return f"mostly for rank {most}, which waits for the others in turn"
     still = any(each.id == "standing_still" and each.evidence["ranks"] == [most] for each in analysis.findings)
     return f"mostly for rank {most}, {'whose host stands still' if still else 'and whether by chance is not known'}"
 

@@ -41,9 +41,9 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
     alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
-    means = {rank: float(each.mean()) for rank, each in own.items() if each.size}
-    most = max(means, key=means.__getitem__)
-    of = f" of rank {most}" if means[most] >= UNEVEN * fmean(means.values()) else ""
+    usual = {rank: float(np.median(each)) for rank, each in own.items() if each.size}
+    most = max(usual, key=usual.__getitem__)
+    of = f" of rank {most}" if usual[most] >= UNEVEN * fmean(usual.values()) > 0 else ""
     how = f"the device{of} waits {ms(lost)}" if given.run_has_device else f"{ms(lost)}"
     until = "while a batch is fetched"
     if not given.run_has_device:
@@ -69,12 +69,12 @@ def data_loading(given: RuleInput) -> Recommendation | None:
 
 
 def _slowest_ns(own: Mapping[int, Ints]) -> float:
-    """Return the mean over steps of the rank that lost most in each, for which the others wait; of ranks with unlike
-    numbers of steps that of the rank with the largest mean."""
+    """Return what a median step loses, by the rank that loses most in each step, for which the others wait; of ranks
+    with unlike numbers of steps by the rank whose own median is the largest."""
     each = [windows for windows in own.values() if windows.size]
     if len({windows.size for windows in each}) == 1:
-        return float(np.max(each, axis=0).mean())
-    return max((float(windows.mean()) for windows in each), default=0.0)
+        return float(np.median(np.max(each, axis=0)))
+    return max((float(np.median(windows)) for windows in each), default=0.0)
 
 
 def _longer(one: Mapping[int, Ints], other: Mapping[int, Ints]) -> dict[int, Ints]:

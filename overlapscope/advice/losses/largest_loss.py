@@ -252,7 +252,8 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
 def _of_two(given: RuleInput, cause: str) -> str:
     """Return which of the two ranks of a job waits for the other, to follow a cause of waiting; empty where both do."""
     waits = _waits_for_late_ranks(given.analysis)
-    if cause not in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS) or len(waits) != 2 or not given.is_whole:
+    known = given.is_whole and all(each.whole.causes for each in given.analysis.ranks)
+    if cause not in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS) or len(waits) != 2 or not known:
         return ""
     (late, least), (waiting, most) = sorted(waits.items(), key=lambda each: each[1])
     return f" (rank {waiting} waits for rank {late})" if least < ONE_WAITS * most else ""

@@ -10,35 +10,52 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.graph.answers import Chain, Link
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.analysis.per_rank.host_operations import operation_pieces, operation_times, pieces_within
+from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces
 from overlapscope.errors import HostEventsError
+from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
 
 
 def with_operations(chain: Chain, graph: Graph, ranks: Mapping[int, RankTimeline]) -> Chain:
     """Return the chain with the name of an operation for each link that a CPU computed, where some were recorded."""
     parts = {part.rank: part for part in graph.ranks}
+    computed = [each for each in chain.chain if each.kind == "compute" and each.span is not None]
+    pieces = {}
+    for rank in {each.rank for each in computed if not parts[each.rank].on_device}:
+        own = [each for each in computed if each.rank == rank]
+        shift = _shift(chain.origin_ns, graph, parts[rank], ranks[rank])
+        around = min(each.start_ns for each in own) + shift, max(each.end_ns for each in own) + shift
+        try:
+            pieces[rank] = shift, operation_pieces(ranks[rank], around)
+        except HostEventsError:  # as if none had been recorded
+            pieces[rank] = shift, None
     found = [
-        replace(each, what=_longest(each, chain.origin_ns, graph, parts[each.rank], ranks[each.rank]) or each.what)
-        if each.kind == "compute" and each.span is not None and not parts[each.rank].on_device
+        replace(each, what=_longest(each, ranks[each.rank], *pieces[each.rank]) or each.what)
+        if each.kind == "compute" and each.span is not None and each.rank in pieces
         else each
         for each in chain.chain
     ]
     return replace(chain, chain=found)
 
 
-def _longest(link: Link, origin_ns: int, graph: Graph, part: RankPart, timeline: RankTimeline) -> str | None:
-    """Return the name of the operation in which a rank's thread was for most of a link."""
-    assert link.span is not None
-    own = timeline.spans
-    shift = int(graph.nodes.time_ns[part.starts().start]) - int(own.start_ns[part.span_row[0]])
-    begin, end = (at + origin_ns - shift for at in (link.start_ns, link.end_ns))
-    try:
-        pieces = operation_pieces(timeline, (begin, end))
-    except HostEventsError:
+def _shift(origin_ns: int, graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
+    """Return what makes a time of a chain one of the rank's own clock."""
+    first = int(timeline.spans.start_ns[part.span_row[0]])
+    return origin_ns + first - int(graph.nodes.time_ns[part.starts().start])
+
+
+def _longest(link: Link, timeline: RankTimeline, shift: int, pieces: OperationPieces | None) -> str | None:
+    """Return the name of the operation in which a rank's thread was for most of a link; `pieces` lie in order."""
+    if pieces is None or link.span is None:
         return None
-    if pieces is None:
+    first, last = np.searchsorted(pieces.lane, int(timeline.spans.lane[link.span]) + np.arange(2)).tolist()
+    begin, end = link.start_ns + shift, link.end_ns + shift
+    own = slice(
+        first + int(np.searchsorted(pieces.end_ns[first:last], begin, side="right")),
+        first + int(np.searchsorted(pieces.start_ns[first:last], end)),
+    )
+    took = np.minimum(pieces.end_ns[own], end) - np.maximum(pieces.start_ns[own], begin)
+    if not took.size:
         return None
-    lane = own.lane[link.span : link.span + 1]
-    times = operation_times(timeline, pieces_within(pieces, lane, np.array([begin]), np.array([end])))
-    return max(times, key=times.__getitem__, default=None)
+    names, row = np.unique(pieces.name[own], return_inverse=True)
+    return timeline.names[int(names[int(sum_by(row.ravel(), took, names.size).argmax())])]

@@ -3,8 +3,7 @@
 import numpy as np
 
 from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
-from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
-from overlapscope.timeline.intervals import union
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -29,13 +28,6 @@ def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
     here = table.step[order[place]] == steps
     found[here] = first[order[place[here]]]
     return found
-
-
-def inside_optimizer(timeline: RankTimeline, time_ns: Ints) -> Flags:
-    """Return at which of these times the host was in an optimizer."""
-    inside = union(_optimizers(timeline))
-    at = np.searchsorted(inside.starts, time_ns, side="right") - 1
-    return (at >= 0) & (time_ns < np.append(inside.ends, NONE)[at])
 
 
 def optimizer_ends(timeline: RankTimeline) -> Ints:

@@ -82,7 +82,10 @@ def _unknown(given: str, kind: str, known: Mapping[str, object]) -> UsageError |
 
 
 def _exists(given: str) -> bool:
-    return bool(given) and Path(given).exists()
+    try:
+        return bool(given) and Path(given).exists()
+    except OSError:  # a name that is too long, for one
+        return False
 
 
 def _in_terminal(text: str, known: Mapping[str, object]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
@@ -26,7 +27,11 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     skew = analysis.skew
     sentences = [*in_flight_text(analysis), *straggler_sentences(analysis, MAX_STRAGGLERS)]
     if skew.ranks and not skew.stragglers:
-        sentences.append("No straggler: no rank delayed the others more than chance explains.")
+        sentences.append(
+            f"No straggler: {rank_list(skew.in_turn)} and the others wait for each other in turn."
+            if skew.in_turn
+            else "No straggler: no rank delayed the others more than chance explains."
+        )
     sentences += [*late_end_text(skew), *matched_text(skew)]
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:

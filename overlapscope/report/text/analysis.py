@@ -455,7 +455,7 @@ def empty_ranges_text(analysis: Analysis) -> str:
     """Return how much of the compute of a step is in ranges of autograd without an operation, in a line; empty where
     that is little, or not known."""
     there = set(analysis.headline.ranks)
-    known = [info.empty_ranges_ns or 0 for info in analysis.ranks if info.rank in there]
+    known = [each.empty_ranges_ns for each in analysis.ranks if each.rank in there and each.empty_ranges_ns is not None]
     mean_ns = sum(known) / max(len(known), 1)
     if analysis.headline.window != "step" or mean_ns < WORTH_EMPTY * (analysis.headline.step_ns or 0) or not mean_ns:
         return ""

@@ -136,6 +136,7 @@ def test_sixteen_bits_are_not_tried_where_hosts_lack_cores() -> None:
     [
         pytest.param({"slow_transfer": 10, "dependency": 20}, False, False, True, id="a little longer"),
         pytest.param({"slow_transfer": 30, "dependency": 20, "tail": 10}, False, False, False, id="they stall"),
+        pytest.param({"slow_transfer": 10}, False, False, False, id="all of it is longer than the fastest"),
         pytest.param({"dependency": 20}, True, False, False, id="hosts stand still"),
         pytest.param({"slow_transfer": 30, "dependency": 20}, True, True, True, id="a device"),
     ],

@@ -224,13 +224,21 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
 
 
-@pytest.mark.parametrize(("size_bytes", "said"), [(4096, True), (16384, False)])
+@pytest.mark.parametrize(
+    ("op", "size_bytes", "end", "said"),
+    [
+        pytest.param("all_gather", 16384, 800, False, id="far larger, and exposed for longer"),
+        pytest.param("all_gather", 8192, 800, True, id="not far larger"),
+        pytest.param("all_gather", 16384, 520, True, id="exposed for less"),
+        pytest.param("broadcast", 16384, 800, True, id="no gather"),
+    ],
+)
 def test_small_calls_of_tensor_parallel_ranks_beside_far_larger_ones_of_nobody_knows_whom_are_not_its_activations(
-    size_bytes: int, said: bool
+    op: str, size_bytes: int, end: int, said: bool
 ) -> None:
     """As the sum of a norm's gradients beside gathers of sequence parallelism."""
     small = Sent(start=301, end=500, launch=1, dimension="tensor", size_bytes=4096)
-    large = Sent(start=501, end=800, launch=2, op="all_gather", group="h", size_bytes=size_bytes)
+    large = Sent(start=501, end=end, launch=2, op=op, group="h", size_bytes=size_bytes)
     assert ("tensor_parallel" in fired(always(*COMPUTED, small, large))) is said
 
 
@@ -420,7 +428,7 @@ def test_the_largest_loss_of_a_cpu_run_is_that_outside_of_compute_which_may_take
     assert fired(run)["exposed_communication"].title.startswith("Largest loss outside compute: 0.59 ms of a 1 ms step")
 
 
-def waits_of_two(first: int, second: int) -> str:
+def waits_of_two(first: int, second: int | None) -> str:
     """Return the title and the code of the largest loss of a CPU job, of which two ranks wait for so many us for one
     that computes longer."""
     run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
@@ -428,7 +436,7 @@ def waits_of_two(first: int, second: int) -> str:
     analysis = analyze(run)
     head = replace(analysis.headline, causes={"peer_compute": 590 * US}, exposed_comm_ns=590 * US)
     ranks = [
-        replace(info, whole=replace(info.whole, causes={"peer_compute": each * US}), steps=[])
+        replace(info, whole=replace(info.whole, causes={} if each is None else {"peer_compute": each * US}), steps=[])
         for info, each in zip(analysis.ranks, (first, second), strict=True)
     ]
     given_ = RuleInput.of(run, replace(analysis, headline=head, ranks=ranks), match_and_align(run))
@@ -445,6 +453,7 @@ def test_who_waits_for_whom_is_said_of_two_ranks_of_which_one_waits() -> None:
         assert "waits for rank" not in waits_of_two(1000, second)
     assert "no rank is late throughout" not in waits_of_two(1000, 200)
     assert "no rank is late throughout" in waits_of_two(1000, 300)
+    assert "waits for rank" not in waits_of_two(1000, None), "how long the other one waits is not known"
 
 
 BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))

@@ -14,8 +14,9 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.compare.compare import compare
 from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, waited_for
 from overlapscope.report.sheet.analysis import sheet_of
+from overlapscope.report.sheet.waiting import cross_rank_sentences
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import cross_rank as across_ranks
@@ -67,6 +68,19 @@ def test_what_the_wait_times_leave_out_is_said(uneven: int, pairs: int, words: s
     assert line.endswith(f"matched across ranks.{words}")
     without = " ".join(across_ranks.matched_text(replace(skew, ranks=[])))
     assert "wait times" not in without, "there are none"
+
+
+def test_of_ranks_that_wait_in_turn_nothing_is_said_of_chance() -> None:
+    analysis = analyze(job(fault="host"))
+    most = max(analysis.skew.ranks, key=lambda each: each.blame_ns).rank
+    blame = {most: 900, 1 - most % 2: 100}
+    in_turn = with_skew(analysis, stragglers=[], in_turn=[most])
+    assert waited_for(blame, in_turn) == f"mostly for rank {most}, which waits for the others in turn"
+    (said,) = (each for each in cross_rank_sentences(in_turn) if each.startswith("No straggler"))
+    assert said == f"No straggler: rank {most} and the others wait for each other in turn."
+    by_chance = with_skew(analysis, stragglers=[])
+    assert "by chance" in waited_for(blame, by_chance)
+    assert any("more than chance explains" in each for each in cross_rank_sentences(by_chance))
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.05, False), (0.5, True)])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import COMPUTE, Columns, Spans, concat, make
+from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Columns, HostSpans, Spans, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
@@ -76,17 +76,22 @@ def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: 
         ddp_case_of_run(changed(recorded(IN_PAIRS), lambda each: averaging(each, steps=list(steps))))
 
 
-def test_what_an_optimizer_reduces_itself_are_no_parameters() -> None:
-    """As gradients of DTensor that it gets in parts: the optimizer begins before the call and ends after it."""
+def test_what_an_optimizer_reduces_inside_of_operations_are_no_parameters() -> None:
+    """As gradients of DTensor that it gets in parts. A hook of the optimizer averages between operations."""
 
-    def inside(timeline: RankTimeline) -> RankTimeline:
+    def around(timeline: RankTimeline, name: str) -> RankTimeline:
         made = averaging(timeline, steps=list(range(STEPS)))
-        calls = made.collectives
-        return replace(made, collectives=replace(calls, launch_ns=calls.launch_ns - 30 * TICK_NS))
+        names, begins = NameTable(made.names), made.collectives.launch_ns - 5 * TICK_NS
+        host = make(
+            HostSpans, begins.size, lane=0, kind=OPERATION, name=names.code(name), correlation=NONE, start_ns=begins,
+            end_ns=begins + 40 * TICK_NS,
+        )  # fmt: skip
+        known = replace(made.recordings, host_events=np.ones_like(made.recordings.host_events))
+        return replace(made, host=host, names=tuple(names.to_list()), recordings=known)
 
-    assert not any(averages_parameters(each) for each in changed(recorded(IN_PAIRS), inside).ranks.values())
-    after = changed(recorded(IN_PAIRS), lambda each: averaging(each, steps=list(range(STEPS))))
-    assert all(averages_parameters(each) for each in after.ranks.values())
+    for name, averages in (("aten::lerp_", False), ("Optimizer.step#SGD.step", True), ("c10d::allreduce_", True)):
+        run = changed(recorded(IN_PAIRS), lambda each, name=name: around(each, name))
+        assert [averages_parameters(each) for each in run.ranks.values()] == [averages] * len(run.ranks)
 
 
 def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:

@@ -23,7 +23,7 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.errors import HostEventsError
-from overlapscope.report.text.analysis import critical_path_text, render
+from overlapscope.report.text.analysis import critical_path_text, empty_ranges_text, render
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Mark, Op, cpu_run
@@ -289,6 +289,8 @@ def test_compute_in_ranges_of_autograd_without_an_operation_is_said_where_it_is_
     )  # fmt: skip
     found = analyze(run)
     assert [each.empty_ranges_ns for each in found.ranks] == [(200 - inside_us) * US] * 2
+    one = replace(found, ranks=[found.ranks[0], replace(found.ranks[1], empty_ranges_ns=None)])
+    assert empty_ranges_text(one) == empty_ranges_text(found), "of a rank of which it is not known nothing is taken"
     empty_ms = f"{(200 - inside_us) / 1000:.3f} ms"
     words = f"Of the compute, {empty_ms} a step are in ranges of autograd in which no operation runs"
     assert (words in " ".join(render(found).split())) is said
