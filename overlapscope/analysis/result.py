@@ -57,14 +57,15 @@ class RecordedSteps(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CaptureCost(msgspec.Struct, kw_only=True, frozen=True):
-    """What recording itself cost a recorded step, in the mean, as capture measured it on the rank where it was most."""
+    """What recording itself cost a recorded step, as capture measured it on the rank where it was most: a median, which
+    single steps that something else disturbed leave as it is."""
 
     rank: int
-    mean_ns: float
-    """How much longer a recorded step took, in the mean, and ..."""
-    mean_low_ns: float
+    median_ns: float
+    """How much longer a recorded step took, and ..."""
+    low_ns: float
     """... the lower and ..."""
-    mean_high_ns: float
+    high_ns: float
     """... the upper bound of its 95 % interval."""
     step_ns: float
     """The step without it."""

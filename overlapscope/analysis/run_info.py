@@ -56,9 +56,9 @@ def _capture_cost(run: Run) -> CaptureCost | None:
     not sure to have cost anything: then what a rank measured is what else changed between its steps."""
     stated = {rank: _stated(timeline.recorded.get("overhead"), _Overhead) for rank, timeline in run.ranks.items()}
     found = [CaptureCost(rank=rank, **msgspec.structs.asdict(own)) for rank, own in stated.items() if own is not None]
-    if not found or sum(each.mean_low_ns for each in found) <= 0:
+    if not found or sum(each.low_ns for each in found) <= 0:
         return None
-    return max(found, key=lambda each: each.mean_ns)
+    return max(found, key=lambda each: each.median_ns)
 
 
 def _triggers(run: Run) -> list[TriggeredTrace]:
@@ -76,9 +76,9 @@ class _Sampled(msgspec.Struct):
 
 
 class _Overhead(msgspec.Struct):
-    mean_ns: float
-    mean_low_ns: float
-    mean_high_ns: float
+    median_ns: float
+    low_ns: float
+    high_ns: float
     step_ns: float
 
 

@@ -18,6 +18,7 @@ from overlapscope.analysis.common.cause_table import (
     idle_label,
 )
 from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
@@ -188,7 +189,8 @@ def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str
     if late_ns >= sent_ns and late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
-    if cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
+    unsplit = given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1
+    if cause in ("dependency", "tail") and unsplit:
         return "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, label
 
@@ -264,9 +266,11 @@ def _waits_for_late_ranks(analysis: Analysis) -> dict[int, int]:
 
 
 def _wait_by_turns(analysis: Analysis) -> bool:
-    """Return whether each rank waits for late ones, for a share of what one waits most, and none is a straggler."""
+    """Return whether each rank waits for late ones, for a share of what one waits most, and none has most blame."""
     waits = _waits_for_late_ranks(analysis).values()
-    return not analysis.skew.stragglers and min(waits, default=0) >= BY_TURNS_FROM * max(waits, default=0)
+    mostly = mostly_waited_for({each.rank: each.blame_ns for each in analysis.skew.ranks})
+    by_turns = min(waits, default=0) >= BY_TURNS_FROM * max(waits, default=0)
+    return by_turns and mostly is None and not analysis.skew.stragglers
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.columns import COMM, NONE, Flags
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
 from overlapscope.timeline.operations import POINT_TO_POINT
@@ -339,7 +339,8 @@ def _stages(run: Run) -> dict[int, int]:
 
 def _is_pipeline(group: Group, run: Run) -> bool:
     """Return whether the group is described as a pipeline group, or its members only send to their neighbours in it and
-    receive from them, as far as peers are recorded."""
+    receive from them, as far as peers are recorded; of two, which have no others, if their messages come in the order
+    of a pipeline's."""
     dimension = dimension_of(group.description)
     if dimension is not None:
         return dimension == PIPELINE
@@ -355,5 +356,11 @@ def _is_pipeline(group: Group, run: Run) -> bool:
             return False
         if not np.isin(calls.peer[own], next_to).all():
             return False
-        found |= bool(own.any())
+        found |= bool(own.any()) and (len(members) > 2 or _is_of_pipeline(timeline, own))
     return found
+
+
+def _is_of_pipeline(timeline: RankTimeline, calls: Flags) -> bool:
+    """Return whether some of these calls were found to be a pipeline's."""
+    names = timeline.names
+    return PIPELINE in names and bool((timeline.collectives.dimension[calls] == names.index(PIPELINE)).any())

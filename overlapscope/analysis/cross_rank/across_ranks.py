@@ -136,7 +136,7 @@ def match_and_align(run: Run) -> CrossRank:
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
         waited = waited_in(rooted.blocks, clocks)
-        not_split = sum(each.calls for each in rooted.blocks) - sum(each.calls for each in waited)
+        not_split = max(_rooted_calls(run) - sum(each.calls for each in waited), 0)
         checked = replace(checked, blocks=(*checked.blocks, *waited))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
@@ -155,6 +155,16 @@ def match_and_align(run: Run) -> CrossRank:
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )
+
+
+def _rooted_calls(run: Run) -> int:
+    """Return how many timed calls with a root the rank recorded that recorded most of them."""
+    counts = [0]
+    for timeline in run.ranks.values():
+        codes = [code for code, name in enumerate(timeline.names) if name in ROOTED]
+        calls = timeline.collectives
+        counts.append(int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum()))
+    return max(counts)
 
 
 def with_begins(run: Run, splits: Sequence[Split], hosts: Mapping[int, str]) -> tuple[Split, ...]:

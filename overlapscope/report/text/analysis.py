@@ -94,6 +94,8 @@ UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
+MAY_BE_WAITING: Final = frozenset({"dependency", "tail"})
+"""Causes that hold waiting for other ranks where calls are not split."""
 OR_RANKS: Final = ", or for other ranks"
 """What ends the label of compute that waited, where not all calls are split into wait and transfer."""
 WORTH_HOURS = 0.1
@@ -106,7 +108,7 @@ SHARE_WITHIN = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""
 WORTH_EMPTY = 0.05
 """Least share of a step in ranges of autograd without an operation for a line about them."""
-OWN_WITHIN = 0.001
+OWN_WITHIN = 0.002
 """A share that is further from that of the times beside it needs a word: it is a median itself."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
@@ -210,11 +212,11 @@ def sampling_text(recorded: RecordedSteps | None) -> list[str]:
 
 def capture_cost_text(cost: CaptureCost | None) -> list[str]:
     """Return a line where recording surely took a share of a step that may change what it shows."""
-    if cost is None or cost.mean_low_ns <= DISTURBS * cost.step_ns:
+    if cost is None or cost.low_ns <= DISTURBS * cost.step_ns:
         return []
     return [
-        f"Recording itself took {ms(cost.mean_ns)} ms of a recorded step (95 %: {ms(cost.mean_low_ns)} to "
-        f"{ms(cost.mean_high_ns)}), most on rank {cost.rank}: without it overlap may differ."
+        f"Recording itself took {ms(cost.median_ns)} ms of a recorded step (95 %: {ms(cost.low_ns)} to "
+        f"{ms(cost.high_ns)}), most on rank {cost.rank}: without it overlap may differ."
     ]
 
 
@@ -402,7 +404,7 @@ def _causes(analysis: Analysis) -> str:
         return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
 
     def label(cause: str) -> str:
-        may_wait = unsplit and cause == "dependency"
+        may_wait = unsplit and cause in MAY_BE_WAITING
         return cause_label(cause, on_cpu=not analysis.run.has_device) + OR_RANKS * may_wait
 
     sums = every or head.causes
@@ -419,13 +421,15 @@ def _causes(analysis: Analysis) -> str:
         rows.append(row(groups.get(causes) or label(causes[0]), *causes))
         rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
-    if unsplit and "dependency" in head.causes:
+    if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
         bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
         why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
         if analysis.skew.unmatched:
             why = "Not all calls could be matched across ranks"
         where = "what the next compute waited for holds"
-        if "unknown" in head.causes:
+        if "dependency" not in head.causes:
+            where = "what only the optimizer follows holds"
+        elif "unknown" in head.causes:
             where = "what is unknown, and what the next compute waited for, may hold"
         lines.append(f"{why}: {where} waiting for other ranks, too.")
     return "\n".join(lines)

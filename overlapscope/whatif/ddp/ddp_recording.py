@@ -325,5 +325,6 @@ def _waiting_message(cross_rank: CrossRank) -> str:
     if not total or waited < WAITING * total:
         return ""
     most = mostly_waited_for({rank: each.blame_ns for rank, each in cross_rank.waits.items()})
-    mostly = "" if most is None or cross_rank.pairs.matched or cross_rank.uneven else f", mostly for rank {most}"
+    left_out = cross_rank.pairs.matched or cross_rank.uneven or cross_rank.not_split
+    mostly = "" if most is None or left_out else f", mostly for rank {most}"
     return f"waiting is {percent_text(waited / total)} of the time in its collectives{mostly}: {WAITS_FIRST}; also, "

@@ -37,14 +37,14 @@ def test_a_reason_that_all_ranks_state_is_one_and_many_traces_are_counted(tmp_pa
 
 
 def test_what_recording_cost_is_known_where_ranks_agree(tmp_path: Path) -> None:
-    cost = {"mean_ns": 2e6, "mean_low_ns": 1e6, "mean_high_ns": 3e6, "step_ns": 100e6}
+    cost = {"median_ns": 2e6, "low_ns": 1e6, "high_ns": 3e6, "step_ns": 100e6}
     run, text = run_info(tmp_path, overhead=cost)
     assert run.capture_cost == CaptureCost(rank=0, **cost)
     assert "Recording itself took" not in text, "for 1 % of a step"
     entry = tmp_path / "run" / "rank_00001" / "rank.json"
     stated = json.loads(entry.read_text(encoding="utf-8"))
     for low_ms, known in ((-0.5, True), (-1.5, False)):  # in the mean of both ranks 0.25 ms at least, or not known
-        stated["recorded"]["overhead"] = cost | {"mean_ns": 0.0, "mean_low_ns": low_ms * 1e6}
+        stated["recorded"]["overhead"] = cost | {"median_ns": 0.0, "low_ns": low_ms * 1e6}
         entry.write_text(json.dumps(stated), encoding="utf-8")
         assert (overlapscope.load(tmp_path / "run").analysis().run.capture_cost is not None) is known
 

@@ -223,7 +223,7 @@ def test_a_rank_without_a_part_in_the_main_figures_is_said() -> None:
 
 @pytest.mark.parametrize(("low_ms", "said"), [(3, True), (0.5, False)])
 def test_what_recording_surely_took_of_a_step_is_said(low_ms: float, said: bool) -> None:
-    cost = CaptureCost(rank=1, mean_ns=7 * MS, mean_low_ns=low_ms * MS, mean_high_ns=10 * MS, step_ns=70 * MS)
+    cost = CaptureCost(rank=1, median_ns=7 * MS, low_ns=low_ms * MS, high_ns=10 * MS, step_ns=70 * MS)
     words = "Recording itself took 7.000 ms of a recorded step (95 %: 3.000 to 10.000), most on rank 1"
     analysis = recorded()
     given = replace(analysis, run=replace(analysis.run, capture_cost=cost))

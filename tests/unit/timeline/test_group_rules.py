@@ -18,7 +18,7 @@ def test_of_two_stages_half_of_what_is_sent_is_taken_for_activations() -> None:
     assert said(pipeline([10, 11], 8)) == []
     (finding,) = said(pipeline([5, 20], 16))
     assert finding.evidence["activations"] == 8
-    assert "at least 8 activations" in finding.title
+    assert "16 activations, or 8 of interleaved chunks, a stage" in finding.title
     (finding,) = said(pipeline([5, 5, 20], 16))
     assert finding.evidence["activations"] == 16
 

@@ -46,7 +46,7 @@ def test_a_pipeline_alone_is_not_asked_for_the_shapes_of_gradients() -> None:
         return replace(timeline, names=(*timeline.names, "send"), collectives=sends)
 
     run = replace(six(), ranks={rank: with_sends(each) for rank, each in six().ranks.items()})
-    with pytest.raises(InputError, match="only send and receive: they reduce no gradients"):
+    with pytest.raises(InputError, match="only send and receive: no collective reduces gradients"):
         ddp_case_of_run(run)
 
 
