@@ -108,7 +108,9 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
         each.names[code] for each in run.ranks.values() for code in unique(each.collectives.op).tolist() if code >= 0
     }
     if ops and ops <= POINT_TO_POINT:
-        raise InputError("its ranks only send and receive: no collective reduces gradients, so there are no buckets to replay")
+        raise InputError(
+            "its ranks only send and receive: no collective reduces gradients, so there are no buckets to replay"
+        )
     names, elements, dtypes, passes = _gradients(run, reference)
     found = {rank: _steps_of(each, names, int(elements.sum()), passes) for rank, each in run.ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in found.values())))
