@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, largest_loss
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, _wait_by_turns, largest_loss
 from overlapscope.advice.published_effects import published_effects
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
@@ -19,7 +19,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.graph.rank_causes import rank_causes
 from overlapscope.analysis.rank_summary import summarize_ranks
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import Recommendation, SkewRank
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.redact import redacted
@@ -454,6 +454,20 @@ def test_who_waits_for_whom_is_said_of_two_ranks_of_which_one_waits() -> None:
     assert "no rank is late throughout" not in waits_of_two(1000, 200)
     assert "no rank is late throughout" in waits_of_two(1000, 300)
     assert "waits for rank" not in waits_of_two(1000, None), "how long the other one waits is not known"
+
+
+@pytest.mark.parametrize(("blame", "by_turns"), [((90, 10), False), ((55, 45), True)])
+def test_ranks_are_late_by_turns_only_where_none_has_most_of_the_blame(blame: tuple[int, int], by_turns: bool) -> None:
+    run = on_cores(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
+    analysis = analyze(replace(run, ranks={0: run.ranks[0], 1: replace(run.ranks[0], rank=1)}, world_size=2))
+    skew = [
+        SkewRank(rank=rank, collective_ns=100, wait_ns=50, wait_fraction=0.5, blame_ns=each, blame_estimate="matched",
+                 start_of_recording_ns=0, late_end_ns=0, times_last=1, idle_ns=0)
+        for rank, each in enumerate(blame)
+    ]  # fmt: skip
+    ranks = [replace(info, whole=replace(info.whole, causes={"peer_compute": 500 * US})) for info in analysis.ranks]
+    known = replace(analysis, ranks=ranks, skew=replace(analysis.skew, ranks=skew, stragglers=[]))
+    assert _wait_by_turns(known) is by_turns
 
 
 BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))

@@ -251,6 +251,24 @@ def test_ranks_that_exchange_messages_with_all_others_are_no_stages():
     assert _stages(replace(run, ranks=in_line, groups=(group,))) == {0: 0, 1: 1, 2: 2}
 
 
+def test_of_two_ranks_that_exchange_messages_only_those_of_a_pipeline_are_stages():
+    """As where two ranks add up gradients by hand: the first computes longer, and no layers can be moved."""
+    run = pipeline([9, 5], 8)
+    group = Group(name="g", size=2, ranks=(0, 1))
+    unnamed = {
+        rank: replace(
+            each, collectives=replace(each.collectives, dimension=np.full_like(each.collectives.dimension, -1))
+        )
+        for rank, each in run.ranks.items()
+    }
+    by_hand = replace(run, ranks=unnamed, groups=(group,))
+    assert _stages(by_hand) == {}
+    found = [each.id for each in analyze(by_hand).findings]
+    assert not [each for each in found if each.startswith("uneven_stages")]
+    in_order = replace(by_hand, ranks=with_dimensions(unnamed, (group,), 2))
+    assert _stages(in_order) == {0: 0, 1: 1}
+
+
 def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():
     assert said(pipeline([5, 5], 4)) == []
     (finding,) = said(pipeline([5, 20], 16))

@@ -197,5 +197,6 @@ def test_a_member_without_recording_leaves_a_bound() -> None:
 
 def test_rooted_calls_are_not_split_and_one_rank_alone_has_nothing_to_match() -> None:
     rooted = {rank: calls((at, 30 * MS - at), op="broadcast") for rank, at in ((0, 0), (1, 20 * MS))}
-    assert match_and_align(job(rooted, PAIR)).matched == 0
+    found = match_and_align(job(rooted, PAIR))
+    assert (found.matched, found.not_split) == (0, 1)
     assert analyze(job({0: calls((0, MS))}, PAIR)).skew.ranks == []

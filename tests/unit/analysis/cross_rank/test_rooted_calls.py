@@ -145,6 +145,7 @@ def test_a_call_that_the_root_left_before_the_other_came_is_no_wait_and_others_a
     found = match_and_align(replace(run, ranks={**run.ranks, 1: left}))
     assert found.waits[1].wait_ns == pytest.approx((STEPS - 1) * 38 * MS)
     assert {block.op: block.calls for block in found.matching.blocks} == {"all_reduce": STEPS, "broadcast": STEPS - 1}
+    assert found.not_split == 1
 
 
 def test_a_call_that_ends_late_on_one_rank_is_not_split_and_others_are() -> None:

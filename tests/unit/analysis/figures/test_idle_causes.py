@@ -94,6 +94,15 @@ def test_the_calls_whose_transfers_are_not_known_are_named() -> None:
     assert "all_to_all calls" not in shown
 
 
+def test_what_only_the_optimizer_follows_may_be_waiting_too_where_calls_are_not_split() -> None:
+    analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
+    assert analysis.headline.exposed_comm_ns
+    only = {"tail": analysis.headline.exposed_comm_ns}
+    shown = render(replace(analysis, headline=replace(analysis.headline, causes=only)))
+    assert "only the optimizer follows, or for other ranks" in shown
+    assert "what only the optimizer follows holds waiting for other ranks, too." in shown
+
+
 def test_that_the_host_was_not_recorded_is_said_once() -> None:
     shown = render(analyzed("rocprof/tracelens_rocprofv3_908_results.json.gz"))
     assert shown.count("Idle ") == 1
