@@ -388,14 +388,16 @@ def test_what_proves_damaged_when_read_costs_no_more_than_what_is_seen_at_once(
 
 
 def _with_waits_joined(info: dict[str, Any]) -> dict[str, Any]:
-    """Return a rank's figures with one cause for waiting for a late rank, whatever that one did longer."""
+    """Return a rank's figures with one cause for waiting for a late rank, whatever that one did longer, and without
+    what only its operations show of its compute."""
 
     def joined(figures: dict[str, Any]) -> dict[str, Any]:
         causes = dict(figures["causes"])
         late = sum(causes.pop(cause, 0) for cause in WAITS_FOR_LATE_RANK)
         return {**figures, "causes": {**causes, "late": late}}
 
-    return {**info, "whole": joined(info["whole"]), "steps": list(map(joined, info["steps"]))}
+    spans = {**info, "empty_ranges_ns": None}
+    return {**spans, "whole": joined(info["whole"]), "steps": list(map(joined, info["steps"]))}
 
 
 @pytest.mark.parametrize("damage", [flip_bit, without_column])
@@ -413,6 +415,8 @@ def test_a_cpu_run_with_a_damaged_host_is_analysed_as_before(
     # Whether a late rank stood still inside an operation is known from its host alone: it seems to have computed.
     seen, seen_before = (list(map(_with_waits_joined, each["ranks"])) for each in (after, before))
     assert seen == seen_before, "the spans say what its threads did"
+    assert (before["ranks"][0]["empty_ranges_ns"], after["ranks"][0]["empty_ranges_ns"]) != (None, None)
+    assert after["ranks"][0]["empty_ranges_ns"] is None, "its operations are not known"
     assert len(said) == 1
     assert "host events of rank 0 cannot be read: " in said[0]
     assert main(["explain", str(run), "--at", "0:100"]) == 0
