@@ -1,6 +1,5 @@
 """Rule: gradients, or parameters in local SGD, are reduced one by one; send them as a few flat buckets."""
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.training_thread import BACKWARD
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
@@ -45,7 +45,6 @@ BUCKET_BYTES: Final = 25 << 20
 BESIDE: Final = 0.1
 """Largest share of a burst in which the device computes, which is no longer than the calls either. A choice: clones and
 casts take less; backward, or layers whose launches are late, take more."""
-AUTOGRAD: Final = re.compile(r"autograd::engine::evaluate_function\b")
 REDUCE: Final = {
     "torch": "flat = torch._utils._flatten_dense_tensors([p.grad for p in model.parameters()])  # one a dtype\n"
     "torch.distributed.all_reduce(flat)  # then torch._utils._unflatten_dense_tensors(flat, gradients)",
@@ -173,7 +172,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     after = np.searchsorted(ended, launch_times(timeline, rows), side="right")
     # Of DDP's buckets, and of a device's queue, replays say what others would save.
     hooks = not timeline.has_device and not shows_ddp(given.run)
-    sees_backward = hooks and any(map(AUTOGRAD.match, names))
+    sees_backward = hooks and any(map(BACKWARD.match, names))
     compute, found = BusyTime(given.coverage[timeline.rank].compute), []
     for window, (begin, until) in enumerate(windows):
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)

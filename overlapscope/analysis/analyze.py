@@ -22,7 +22,6 @@ from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
-from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
@@ -51,6 +50,7 @@ from overlapscope.analysis.result import (
     StepBreakdown,
     complete_figures,
     waits_by_step,
+    waits_for_late_ranks,
 )
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
@@ -93,7 +93,7 @@ def analyze(
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
-    late, held = held, without_taking_turns(held, _waits_ns(ranks), run)
+    late, held = held, without_taking_turns(held, waits_for_late_ranks(ranks), run)
     links = with_cores(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
@@ -153,11 +153,6 @@ def analyze(
         headline=head,
         dry_step=dry_step(run),
     )
-
-
-def _waits_ns(ranks: Sequence[RankInfo]) -> dict[int, int]:
-    """Return how long each rank waited for late ones, in all."""
-    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
 
 
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:

@@ -26,7 +26,8 @@ OF_HOST: Final = ("host", "data_loading", "unknown")
 """Causes of lateness that hosts which share cores have, too."""
 
 
-BY_TURNS: Final = 0.25
+WAITS_TOO: Final = 0.25
+"""A rank waits in turn with the others if it waits for this share of what one of them waits. A choice."""
 OF_WORK: Final = ("more_work", "longer_compute")
 """Causes of lateness that a rank's role has, too."""
 
@@ -67,7 +68,7 @@ def late_ranks_of(
 
 
 def without_taking_turns(held: Sequence[Straggler], waits_ns: Mapping[int, int], run: Run) -> list[Straggler]:
-    """Return the stragglers but those of CPU runs that wait for others, too: for BY_TURNS of what one of these waits.
+    """Return the stragglers but those of CPU runs that wait for others, too: for WAITS_TOO of what one of these waits.
 
     `waits_ns` is how long each rank waited for late ones. Ranks with different roles, such as one that trains and one
     that acts, wait for each other in turn: nobody is late. What is recorded of a rank itself, such as garbage that it
@@ -76,7 +77,7 @@ def without_taking_turns(held: Sequence[Straggler], waits_ns: Mapping[int, int],
 
     def takes_turns(each: Straggler) -> bool:
         others = max((ns for rank, ns in waits_ns.items() if rank != each.rank), default=0)
-        return each.held_by in OF_WORK and waits_ns.get(each.rank, 0) >= BY_TURNS * others > 0
+        return each.held_by in OF_WORK and waits_ns.get(each.rank, 0) >= WAITS_TOO * others > 0
 
     return [each for each in held if run.ranks[each.rank].has_device or not takes_turns(each)]
 

@@ -153,7 +153,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     uneven: int = 0
     """Of the matched collectives those whose members send different sizes: not in the wait time of `ranks`."""
     not_split: int = 0
-    """Calls with a root, such as broadcasts, in which members were not seen to wait: neither matched nor in `ranks`."""
+    """Calls with a root, such as broadcasts, in which members were not seen to wait: neither matched nor in `ranks`; of
+    the rank that recorded most of them."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     one_host: bool = False
@@ -265,6 +266,11 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What a dry run says of the step; null for a recorded run."""
 
 
+def waits_for_late_ranks(ranks: Iterable[RankInfo]) -> dict[int, int]:
+    """Return for how many ns of its whole recording each rank was exposed to waiting for late ones."""
+    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
+
+
 def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
     """Return for whom ranks waited where none is a straggler.
 
@@ -274,9 +280,7 @@ def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
     most = mostly_waited_for(blame_ns)
     if most is None:
         return "for several ranks in turn"
-    waits = {
-        each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks
-    }
+    waits = waits_for_late_ranks(analysis.ranks)
     if waits.pop(most, 0) > max(waits.values(), default=0):
         return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
     if most in analysis.skew.in_turn:

@@ -13,6 +13,8 @@ ROOTED: Final = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Operations with a root: a member may leave before others arrive, as the root of a broadcast that has sent all."""
 COMPUTATION: Final = "host operations"
 """Name of the compute spans of CPU runs: each is a union of operations, which have no common name."""
+AUTOGRAD_NODE: Final = "autograd::engine::evaluate_function: "
+"""Start of the names of ranges in which autograd runs a node and its hooks. The node's work has a range of its own."""
 WAITS_FOR_DEVICE: Final = re.compile(
     r"[a-z]+(?:Device|Ctx|Context|Stream|Event|Queue)(?:Host)?Synchronize(?:_\w+)?"
     r"|(?:cuda|hip|cu)Memcpy(?:2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD|DtoD)?(?:_\w+)?"

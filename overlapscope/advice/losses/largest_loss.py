@@ -25,6 +25,7 @@ from overlapscope.analysis.result import (
     causes_of_all_steps,
     costly_outliers,
     usual_causes,
+    waits_for_late_ranks,
     without_outliers,
 )
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
@@ -253,7 +254,7 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
 
 def _of_two(given: RuleInput, cause: str) -> str:
     """Return which of the two ranks of a job waits for the other, to follow a cause of waiting; empty where both do."""
-    waits = _waits_for_late_ranks(given.analysis)
+    waits = waits_for_late_ranks(given.analysis.ranks)
     known = given.is_whole and all(each.whole.causes for each in given.analysis.ranks)
     if cause not in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS) or len(waits) != 2 or not known:
         return ""
@@ -261,13 +262,9 @@ def _of_two(given: RuleInput, cause: str) -> str:
     return f" (rank {waiting} waits for rank {late})" if least < ONE_WAITS * most else ""
 
 
-def _waits_for_late_ranks(analysis: Analysis) -> dict[int, int]:
-    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks}
-
-
 def _wait_by_turns(analysis: Analysis) -> bool:
     """Return whether each rank waits for late ones, for a share of what one waits most, and none has most blame."""
-    waits = _waits_for_late_ranks(analysis).values()
+    waits = waits_for_late_ranks(analysis.ranks).values()
     mostly = mostly_waited_for({each.rank: each.blame_ns for each in analysis.skew.ranks})
     by_turns = min(waits, default=0) >= BY_TURNS_FROM * max(waits, default=0)
     return by_turns and mostly is None and not analysis.skew.stragglers

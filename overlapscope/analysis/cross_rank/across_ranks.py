@@ -58,7 +58,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     clock_set: bool = False
     """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
     not_split: int = 0
-    """Number of calls with a root that were matched, but whose members were not seen to wait: not in `splits`."""
+    """Number of timed calls with a root that are not in `splits`, as their members were not seen to wait; of the rank
+    that recorded most of them."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
@@ -132,12 +133,9 @@ def match_and_align(run: Run) -> CrossRank:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     known = join_by_uneven(clocks, checked.uneven, hosts)
-    not_split = 0
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
-        waited = waited_in(rooted.blocks, clocks)
-        not_split = max(_rooted_calls(run) - sum(each.calls for each in waited), 0)
-        checked = replace(checked, blocks=(*checked.blocks, *waited))
+        checked = replace(checked, blocks=(*checked.blocks, *waited_in(rooted.blocks, clocks)))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:
@@ -151,19 +149,20 @@ def match_and_align(run: Run) -> CrossRank:
         clock_set=clock_set,
         splits=splits,
         uneven=uneven,
-        not_split=not_split,
+        not_split=_not_split(run, checked.blocks),
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )
 
 
-def _rooted_calls(run: Run) -> int:
-    """Return how many timed calls with a root the rank recorded that recorded most of them."""
-    counts = [0]
-    for timeline in run.ranks.values():
+def _not_split(run: Run, blocks: Sequence[MatchedCalls]) -> int:
+    """Return how many timed calls with a root are not in these blocks, of the rank that recorded most of them."""
+    counts = []
+    for rank, timeline in run.ranks.items():
         codes = [code for code, name in enumerate(timeline.names) if name in ROOTED]
         calls = timeline.collectives
-        counts.append(int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum()))
+        recorded = int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum())
+        counts.append(recorded - sum(each.calls for each in blocks if each.op in ROOTED and rank in each.ranks))
     return max(counts)
 
 

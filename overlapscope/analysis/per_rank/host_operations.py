@@ -4,7 +4,6 @@ The compute spans of such a run are unions of operations, which have no common n
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -14,11 +13,9 @@ from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Codes, Columns, Floats, Ints, concat, make, take
 from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.operations import AUTOGRAD_NODE
 from overlapscope.timeline.rows import sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
-
-ENGINE: Final = "autograd::engine::evaluate_function"
-"""Start of the names of ranges in which autograd runs a node and its hooks."""
 
 
 class OperationPieces(Columns, frozen=True, kw_only=True):
@@ -119,7 +116,7 @@ def empty_ranges_ns(operations: StepOperations | None) -> int | None:
     in them: Python of hooks, or a thread that wakes up. None where that is not known."""
     if operations is None or not operations.steps:
         return None
-    rows = [row for row, name in enumerate(operations.names) if name.startswith(ENGINE)]
+    rows = [row for row, name in enumerate(operations.names) if name.startswith(AUTOGRAD_NODE)]
     return int(np.median(operations.own_ns[rows].sum(axis=0)))
 
 

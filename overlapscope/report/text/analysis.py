@@ -23,7 +23,6 @@ from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss, PathO
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.host_operations import ENGINE
 from overlapscope.analysis.result import (
     Analysis,
     CaptureCost,
@@ -47,7 +46,7 @@ from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
-from overlapscope.timeline.operations import COMPUTATION
+from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION
 
 MAX_RANKS = 8
 MAX_WIDTH: Final = 120
@@ -646,7 +645,7 @@ def _on_path(each: PathOperation) -> str:
     """Return an operation of a path in words: host time is in a range, or before an operation."""
     name = short(each.name, LONGEST_NAME)
     if each.part != "host":
-        return f"{each.part}: {name}{' (no operation in it)' if each.name.startswith(ENGINE) else ''}"
+        return f"{each.part}: {name}{' (no operation in it)' if each.name.startswith(AUTOGRAD_NODE) else ''}"
     if each.name == COMPUTATION:
         return "host between operations"
     return f"host {'in' if each.inside else 'before'} {name}"

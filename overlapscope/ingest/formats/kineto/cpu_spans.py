@@ -24,15 +24,13 @@ from overlapscope.ingest.build.user_marks import comm_marks
 from overlapscope.ingest.formats.kineto.transfers import EXECUTED_AS
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Flags, Ints, Spans, make, or_missing
 from overlapscope.timeline.intervals import Intervals, difference, union
-from overlapscope.timeline.operations import COMPUTATION, OPS_WITHOUT_VOLUME, full_elements, volume_bytes
+from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION, OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
 _MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 """c10d operations whose arguments are (output, input). In-place operations have the input first."""
-_ENGINE = "autograd::engine::evaluate_function: "
-"""Start of the names of ranges in which autograd runs a node and its hooks. The node's work has a range of its own."""
 _DIRECT_CALL = "c10d::"
 _Key = tuple[str | None, int | None]
 """Operation and number of elements."""
@@ -77,7 +75,7 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     ended = ~_unended(columns, executed, messages)
     comm = executed[ended]
     calls_directly = np.array([name.startswith(_DIRECT_CALL) for name in names], np.bool_)[host.name] & works
-    engine = np.array([name.startswith(_ENGINE) for name in names], np.bool_)[host.name] & works
+    engine = np.array([name.startswith(AUTOGRAD_NODE) for name in names], np.bool_)[host.name] & works
     finished = np.sort(host.end_ns[comm])
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
