@@ -39,7 +39,7 @@ from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import empty_ranges_ns, same_inputs
-from overlapscope.analysis.per_rank.kernels import compared
+from overlapscope.analysis.per_rank.kernels import RankCompute, compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
@@ -115,15 +115,7 @@ def analyze(
         *still,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(
-            run,
-            work,
-            window_ns,
-            {info.rank: _computed_ns(info) for info in ranks},
-            _held_ns(run),
-            _still_ns(alone),
-            {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
-        ),
+        *_uneven_stages(run, work, ranks, alone),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
@@ -233,6 +225,21 @@ def _known(
     if basis == "events":  # events see no copies
         known |= {"copy_ns": None, "copy_only_ns": None}
     return msgspec.structs.replace(figures, **known)
+
+
+def _uneven_stages(
+    run: Run, work: Mapping[int, RankCompute], ranks: Sequence[RankInfo], alone: Mapping[int, RankSummary]
+) -> list[Finding]:
+    """Return the finding on stages of a pipeline that have more work than the others."""
+    return uneven_stages(
+        run,
+        work,
+        {info.rank: info.whole.window_ns for info in ranks},
+        {info.rank: _computed_ns(info) for info in ranks},
+        _held_ns(run),
+        _still_ns(alone),
+        {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
+    )
 
 
 def _held_ns(run: Run) -> dict[int, int]:

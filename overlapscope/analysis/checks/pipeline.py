@@ -223,7 +223,7 @@ def uneven_stages(
     step_ns: Mapping[int, Mapping[int, int]],
     held_ns: Mapping[int, int],
     still_ns: Mapping[int, int],
-    usual_ns: Mapping[int, float] | None = None,
+    usual_ns: Mapping[int, float],
 ) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
@@ -252,10 +252,7 @@ def uneven_stages(
     kernels, times = any(work[rank].compared for rank in ranks), usual[heaviest] / others
     if not kernels:
         # While it waits for a core, stands still, or garbage is collected, an operation lasts, too.
-        shorter, less = _without_pauses(heaviest, by_stage, work, held_ns, still_ns)
-        usually = _usually(heaviest, by_stage, usual_ns or {})
-        if usually is not None and (usually - 1) * others < less:
-            shorter, less = usually, (usually - 1) * others
+        shorter, less = _without_pauses(heaviest, by_stage, work, held_ns, still_ns, usual_ns)
         times, more = min(times, shorter), min(more, less)
         small = times < MORE or more < WEIGHS * float(np.median(windows))
         if small or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
@@ -282,12 +279,12 @@ def uneven_stages(
 
 def _without_pauses(
     heaviest: int, by_stage: Mapping[int, Sequence[int]], work: Mapping[int, RankCompute],
-    held_ns: Mapping[int, int], still_ns: Mapping[int, int],
+    held_ns: Mapping[int, int], still_ns: Mapping[int, int], usual_ns: Mapping[int, float],
 ) -> tuple[float, float]:  # fmt: skip
     """Return how many times as long as the others a stage computes at most, without the pauses of its ranks, and by how
     many ns longer that makes it.
 
-    Who computes more stands still more: a stage is as much longer as it is without that.
+    Who computes more stands still more: a stage is as much longer as it is without that, and as in its usual steps.
     """
 
     def compared(*paused_ns: Mapping[int, int]) -> tuple[float, float]:
@@ -300,15 +297,15 @@ def _without_pauses(
     own, others = compared(held_ns)
     known = still_ns.keys() >= {rank for ranks in by_stage.values() for rank in ranks}
     ran, ran_others = compared(held_ns, still_ns) if known else (own, others)
-    times = min(own / max(others, 1.0), ran / max(ran_others, 1.0))
+    times = min(own / max(others, 1.0), ran / max(ran_others, 1.0), _usually(heaviest, by_stage, usual_ns))
     return times, (times - 1) * others
 
 
-def _usually(heaviest: int, by_stage: Mapping[int, Sequence[int]], usual_ns: Mapping[int, float]) -> float | None:
-    """Return how many times as long as the others a stage usually computes in a step, without pauses; None where that
-    is not known of all."""
+def _usually(heaviest: int, by_stage: Mapping[int, Sequence[int]], usual_ns: Mapping[int, float]) -> float:
+    """Return how many times as long as the others a stage usually computes in a step, without pauses; infinite where
+    that is not known of all."""
     if not all(usual_ns.get(rank) for ranks in by_stage.values() for rank in ranks):
-        return None
+        return np.inf
     own = {stage: float(np.median([usual_ns[rank] for rank in ranks])) for stage, ranks in by_stage.items()}
     return own[heaviest] / float(np.median([ns for stage, ns in own.items() if stage != heaviest]))
 

@@ -146,11 +146,22 @@ def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_p
         for rank, each in total.items()
     }
     windows = dict.fromkeys(took, 4000 * MS)
-    assert bool(uneven_stages(run, work, windows, took, {}, {})) == found
+    assert bool(uneven_stages(run, work, windows, took, {}, {}, {})) == found
     work[2], took[2] = work[1], {}  # the steps of one more rank of stage 1 are not known
     groups = (*run.groups, Group(name="h", description="mesh_pp", size=2, ranks=(3, 2)))
-    assert bool(uneven_stages(replace(run, groups=groups), work, windows, took, {}, {})) == found
-    assert uneven_stages(run, work, windows, {}, {}, {})  # no steps were marked
+    assert bool(uneven_stages(replace(run, groups=groups), work, windows, took, {}, {}, {})) == found
+    assert uneven_stages(run, work, windows, {}, {}, {}, {})  # no steps were marked
+
+
+def uneven_of_two(held_ns, still_ns, usual_ns):
+    """The finding on two stages of four steps without kernels, of which stage 0 computes a fifth longer in each."""
+    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
+    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
+    work = {
+        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
+        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
+    }
+    return uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, held_ns, still_ns, usual_ns)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +170,7 @@ def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_p
     [({}, True), ({0: 300 * MS, 1: 0}, False), ({0: 205 * MS, 1: 0}, False), ({0: 300, 1: 300}, True)],
 )
 def test_without_kernels_a_stage_that_waited_for_a_core_has_no_more_work(waited, found):
-    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
-    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
-    work = {
-        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
-        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
-    }
-    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, waited, {})) == found
+    assert bool(uneven_of_two(waited, {}, {})) == found
 
 
 @pytest.mark.parametrize(
@@ -176,13 +181,7 @@ def test_without_kernels_a_stage_that_waited_for_a_core_has_no_more_work(waited,
     ],
 )
 def test_without_kernels_a_stage_that_stood_still_has_more_work_only_if_it_computes_longer_but_for_that(still, found):
-    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
-    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
-    work = {
-        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
-        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
-    }
-    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, {}, still)) == found
+    assert bool(uneven_of_two({}, still, {})) == found
 
 
 @pytest.mark.parametrize(
@@ -195,13 +194,7 @@ def test_without_kernels_a_stage_that_stood_still_has_more_work_only_if_it_compu
     ],
 )
 def test_without_kernels_a_stage_has_more_work_only_if_it_usually_computes_longer(usual, found):
-    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
-    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
-    work = {
-        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
-        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
-    }
-    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, {}, {}, usual)) == found
+    assert bool(uneven_of_two({}, {}, usual)) == found
 
 
 def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
