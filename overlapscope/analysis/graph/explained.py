@@ -37,7 +37,6 @@ from overlapscope.errors import HostEventsError, UsageError
 from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, HostSpans, make, or_none, size
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.python_stack import stack_of_launch
-from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_OF_RANK: Final = 5
@@ -212,13 +211,13 @@ def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
 def _without_work(timeline: RankTimeline) -> Intervals:
     """Return the times between compute and copies that follow each other in one recorded part, on a rank's clock."""
     spans = timeline.spans
-    gaps = []
-    for recording in values_in(spans.recording).tolist():
-        works = (spans.recording == recording) & (spans.kind != COMM)
-        busy = union((spans.start_ns[works], spans.end_ns[works]))
-        gaps.append((busy.ends[:-1], busy.starts[1:]))
-    starts, ends = zip(*gaps, strict=True)
-    return Intervals(np.concatenate(starts), np.concatenate(ends))
+    works = np.flatnonzero(spans.kind != COMM)
+    works = works[np.argsort(spans.start_ns[works], kind="stable")]
+    busy = union((spans.start_ns[works], spans.end_ns[works]))
+    follows = np.searchsorted(spans.start_ns[works], busy.starts[1:])
+    part = spans.recording[works]
+    same = part[follows] == part[follows - 1]
+    return Intervals(busy.ends[:-1][same], busy.starts[1:][same])
 
 
 def _known_ranks(run: Run, rank: int) -> RankTimeline:
