@@ -8,6 +8,8 @@ from overlapscope.display import percent_text, size_text
 
 EXPLAIN: Final = "overlapscope explain"
 """The command that prints the pages of findings and recommendations whose ids follow it."""
+MAX_WIDTH: Final = 120
+"""Characters of a line of sentences in a terminal."""
 NOT_APPLICABLE = "n/a"
 _COMMANDS: Final = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)", re.MULTILINE)
 """Match what CI services execute as commands: `::name` at the start of a line, also after spaces (GitHub), and

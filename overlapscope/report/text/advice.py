@@ -6,10 +6,9 @@ from typing import Final
 
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.result import PublishedEffect, Recommendation, ShownBy
-from overlapscope.report.formatting import EXPLAIN, count, ms, one_row
+from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, count, ms, one_row
 from overlapscope.report.text.throughput import cost_text
 
-MAX_WIDTH: Final = 120
 MOST_LINKS: Final = 5
 MOST_LETTERS: Final = 40
 LINKS: Final = {

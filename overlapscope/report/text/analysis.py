@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
 
-from msgspec.structs import replace
-
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     NO_CAUSES,
@@ -19,7 +17,6 @@ from overlapscope.analysis.common.cause_table import (
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
-from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss, PathOperation
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -36,23 +33,28 @@ from overlapscope.analysis.result import (
     without_outliers,
 )
 from overlapscope.display import list_some
-from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
+from overlapscope.report.formatting import (
+    EXPLAIN,
+    MAX_WIDTH,
+    aligned,
+    bandwidth,
+    count,
+    ms,
+    one_row,
+    percent,
+    size,
+)
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank, dry_step
 from overlapscope.report.text import throughput as throughput_text
-from overlapscope.report.text.chain import stretches
+from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
-from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION
 
 MAX_RANKS = 8
-MAX_WIDTH: Final = 120
-"""Characters of a line of sentences."""
-NO_BREAK: Final = "\N{NO-BREAK SPACE}"
-"""A space at which `fill` breaks no line."""
 MAX_STEPS = 8
 MAX_COLLECTIVES = 4
 MAX_FINDINGS = 4
@@ -61,18 +63,6 @@ MOST_TRIGGERS = 3
 DISTURBS = 0.01
 """What recording surely took of a recorded step is said from this share of it."""
 MAX_PLACE = 28
-_PATH_WORDS: Final = {
-    "compute": "compute",
-    "transfer": "transfer",
-    "communication": "communication (wait time not separated)",
-    "copy": "memcpy",
-    "launch": "launch latency",
-    "host": "host",
-    "host_or_wait": "host, or host waiting for the device",
-    "idle": "idle",
-    "unknown": "unknown",
-    "before_recording": "before the recording of its rank",
-}
 LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
     ("clocks", "step"): "The ranks' clocks cannot be aligned",
     ("clocks", "recording"): "The ranks' clocks cannot be aligned",
@@ -80,19 +70,10 @@ LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
     ("apart", "recording"): "The ranks were recorded at different times",
 }
 """Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
-MORE_LINKS: Final = 1000
-"""Links to ask `explain` for, where those of the longest loss end within it."""
-MOST_LINKS: Final = 5
-MOST_RANKS = 4
-WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
-WORTH_STANDING_STILL = 0.05
-"""Least share of a critical path in which a host stood still, for that to be said."""
 UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
-MAY_WAIT = 0.1
-"""From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
 MAY_BE_WAITING: Final = frozenset({"dependency", "tail"})
 """Causes that hold waiting for other ranks where calls are not split."""
 OR_RANKS: Final = ", or for other ranks"
@@ -112,8 +93,6 @@ OWN_WITHIN = 0.002
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
 LEAST_APART = 0.01
-MOST_NAMES = 3
-LONGEST_NAME = 48
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -214,7 +193,7 @@ def capture_cost_text(cost: CaptureCost | None) -> list[str]:
     if cost is None or cost.low_ns <= DISTURBS * cost.step_ns:
         return []
     return [
-        f"Recording itself took {ms(cost.median_ns)} ms of a recorded step (95 %: {ms(cost.low_ns)} to "
+        f"Recording itself took {ms(cost.median_ns)} ms of a recorded step in the median (95 %: {ms(cost.low_ns)} to "
         f"{ms(cost.high_ns)}), most on rank {cost.rank}: without it overlap may differ."
     ]
 
@@ -577,106 +556,3 @@ def _apart(head: Headline) -> int | None:
     """Return a rank's own window of a step, where that of the job is much longer as steps of ranks lie apart."""
     step_ns, outside_ns = head.step_ns or 0, head.outside_ns or 0
     return step_ns - outside_ns if head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0 else None
-
-
-def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns: int | None = None) -> str:
-    """Return the critical path of a typical step in a few lines; the reason where there is no path. `few`: where few
-    steps communicate; `own_ns`: a rank's own window, where it is much shorter."""
-    path = next((each for each in found.steps if each.step == found.median_step), None)
-    if path is None or not path.length_ns:
-        return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
-
-    def share(ns: int) -> str:
-        return f"{ns / path.length_ns * 100:.1f}"
-
-    def band(part: str, ns: int) -> str:
-        least, most = map(share, path.bands.get(part, (ns, ns)))
-        return f"{_PATH_WORDS[part]} {least if least == most else f'{least} to {most}'} %"
-
-    typical = " (a typical step)" if len(found.steps) > 1 else ""
-    if few is not None and typical and path.parts.get("transfer", 0) + path.parts.get("communication", 0):
-        typical = f" (it communicates, unlike most: {few.communicate} of {few.steps} steps do)"
-    what = "the recording" if path.step is None else f"step {path.step}{typical}"
-    within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
-    if own_ns is not None and not within:
-        within = f", from its begin on one rank to its end on another; a rank's own window takes {ms(own_ns)} ms"
-    shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
-    parts = sorted(shown.items(), key=lambda item: -item[1])
-    text = [
-        fill(f"Critical path of {what}: {ms(path.length_ns)} ms{within}.", MAX_WIDTH),
-        ", ".join(band(part, ns) for part, ns in parts),
-    ]
-    if found.scope == "ranks" and path.parts.get("communication", 0) >= MAY_WAIT * path.length_ns:
-        text[-1] += "; its ranks are not given, as that communication may be waiting for others"
-    elif found.scope == "ranks":
-        ranks = list(path.ranks.items())
-        more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
-        text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
-    text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
-    if path.stood_still_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.stood_still_ns)} ms of the compute, at least, its host stood still")
-    if path.waited_for_core_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.waited_for_core_ns)} ms of the compute its host waited for a core")
-    if path.garbage_collected_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
-    if path.operations:
-        named = ", ".join(_unbroken(f"{_on_path(each)} {ms(each.ns)} ms") for each in path.operations[:MOST_NAMES])
-        lines = fill(f"longest operations: {named}", MAX_WIDTH - 2).replace(NO_BREAK, " ").split("\n")
-        text += [f"  {line}" for line in lines]
-    others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
-    if others:
-        latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
-        said = (
-            f"The host of rank {path.rank} waits for nothing, so its calls are the path by construction. If no rank "
-            f"waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
-            f"{path.rank}, after {ms(others[latest])} ms on rank {latest}, first after {ms(others[first])} ms on rank "
-            f"{first}."
-        )
-        text += [f"  {line}" for line in fill(said, MAX_WIDTH - 2).split("\n")]
-    return "\n".join(text)
-
-
-def _unbroken(words: str) -> str:
-    """Return words between which `fill` breaks no line."""
-    return words.replace(" ", NO_BREAK)
-
-
-def _on_path(each: PathOperation) -> str:
-    """Return an operation of a path in words: host time is in a range, or before an operation."""
-    name = short(each.name, LONGEST_NAME)
-    if each.part != "host":
-        return f"{each.part}: {name}{' (no operation in it)' if each.name.startswith(AUTOGRAD_NODE) else ''}"
-    if each.name == COMPUTATION:
-        return "host between operations"
-    return f"host {'in' if each.inside else 'before'} {name}"
-
-
-def longest_loss_text(loss: LongestLoss | None) -> str:
-    """Return the longest stretch that a rank lost in a typical step, and what it waited for, in a few lines."""
-    if loss is None:
-        return ""
-    lost_ns = loss.end_ns - loss.start_ns
-    of = "the recording" if loss.step is None else f"step {loss.step}"
-    middle = f"explain --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
-    lines = [
-        f"Longest loss of {of}: {ms(lost_ns)} ms without compute on rank {loss.rank}, because it waited for ({middle})"
-    ]
-    inside = [
-        (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
-        for each in stretches(
-            [replace(link, start_ns=max(link.start_ns, loss.start_ns)) for link in loss.chain.chain
-             if link.end_ns > loss.start_ns], brief=True
-        )
-    ]  # fmt: skip
-    worth = sorted((each[0] for each in inside), reverse=True)[:MOST_LINKS]
-    shown = [each for each in inside if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]
-    cells = aligned([[ms(ns), "ms", f"rank {rank}"] for ns, rank, _, _ in shown], left=0) if shown else ()
-    for line, (_, _, known, words) in zip(cells, shown, strict=True):
-        lines.append(f"  {line}  {short(f'{words} ({known})', MAX_WIDTH - len(line) - 4)}")
-    links = loss.chain.chain
-    if loss.chain.is_cut and links and links[-1].start_ns > loss.start_ns:
-        before_ns = min(links[-1].start_ns, loss.end_ns) - loss.start_ns
-        lines.append(f"  The {ms(before_ns)} ms before the last links: {middle} --links {MORE_LINKS}")
-    if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
-        lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
-    return "\n".join(lines)

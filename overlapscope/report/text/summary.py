@@ -165,8 +165,8 @@ def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
     lines = [
         "  capture    not measurable: the speed of the machine changed during the recording"
         if high < 0 or (low <= 0 <= high and high - low > TOO_WIDE * step)
-        else f"  capture  {ms(cost.overhead_ns):>12} ms a {_which(cost)} (95 %: {ms(cost.overhead_low_ns)} to "
-        f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
+        else f"  capture  {ms(cost.overhead_ns):>12} ms a {_which(cost)} in the mean "
+        f"(95 %: {ms(cost.overhead_low_ns)} to {ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
     ]
     if low > DISTURBS * step:
         lines.append("  ! capture slows the step noticeably: without capture, overlap may differ")

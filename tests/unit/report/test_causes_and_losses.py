@@ -9,6 +9,7 @@ from overlapscope.analysis.graph.answers import Chain, ExplainedSpan, Link, Long
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.text import analysis as shown
 from overlapscope.report.text.chain import link_words, stretches
+from overlapscope.report.text.critical_path import longest_loss_text
 from tests.unit.report.test_first_sentences import MS, with_lengths
 
 USUAL_MS: Mapping[str, int] = {"dependency": 3, "queued": 1}
@@ -108,17 +109,17 @@ def loss_of(links: Sequence[Link], begin_ms: int = 100, end_ms: int = 200) -> Lo
 
 def test_of_the_longest_loss_the_longest_piece_inside_of_it_is_named() -> None:
     """The product took 140 ms, of which 40 lie in the loss; the addition 60, all of them."""
-    text = shown.longest_loss_text(loss_of([work(140, 200, "aten::add"), work(0, 140, "aten::mm")]))
+    text = longest_loss_text(loss_of([work(140, 200, "aten::add"), work(0, 140, "aten::mm")]))
     assert text.splitlines()[1:] == [
         "  100.000  ms  rank 0  2 pieces of work on its stream or thread, the longest aten::add (order)"
     ]
-    longer = shown.longest_loss_text(loss_of([work(170, 200, "aten::add"), work(0, 170, "aten::mm")]))
+    longer = longest_loss_text(loss_of([work(170, 200, "aten::add"), work(0, 170, "aten::mm")]))
     assert "the longest aten::mm (order)" in longer
 
 
 def test_pieces_that_ended_before_the_loss_are_not_counted() -> None:
     links = [work(150, 200, "aten::add"), work(100, 150, "aten::mm"), work(20, 100, "aten::bmm"), work(0, 20, "x")]
-    text = shown.longest_loss_text(loss_of(links))
+    text = longest_loss_text(loss_of(links))
     assert text.splitlines()[1:] == [
         "  100.000  ms  rank 0  2 pieces of work on its stream or thread, the longest aten::add (order)"
     ]
@@ -126,7 +127,7 @@ def test_pieces_that_ended_before_the_loss_are_not_counted() -> None:
 
 def test_a_link_counts_with_its_part_of_the_loss() -> None:
     links = [work(180, 200, "all_reduce", kind="transfer"), work(40, 180, "aten::mm")]
-    text = shown.longest_loss_text(loss_of(links))
+    text = longest_loss_text(loss_of(links))
     assert text.splitlines()[1:] == [
         "  20.000  ms  rank 0  transfer of all_reduce (order)",
         "  80.000  ms  rank 0  compute aten::mm (order)",

@@ -16,7 +16,8 @@ from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause
 from overlapscope.analysis.result import Analysis, CaptureCost
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
-from overlapscope.report.text.analysis import critical_path_text, sentence
+from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope_dashboards.views.overview import lead
 from tests.conftest import ROOT
@@ -224,7 +225,7 @@ def test_a_rank_without_a_part_in_the_main_figures_is_said() -> None:
 @pytest.mark.parametrize(("low_ms", "said"), [(3, True), (0.5, False)])
 def test_what_recording_surely_took_of_a_step_is_said(low_ms: float, said: bool) -> None:
     cost = CaptureCost(rank=1, median_ns=7 * MS, low_ns=low_ms * MS, high_ns=10 * MS, step_ns=70 * MS)
-    words = "Recording itself took 7.000 ms of a recorded step (95 %: 3.000 to 10.000), most on rank 1"
+    words = "Recording itself took 7.000 ms of a recorded step in the median (95 %: 3.000 to 10.000), most on rank 1"
     analysis = recorded()
     given = replace(analysis, run=replace(analysis.run, capture_cost=cost))
     text = " ".join(analysis_text.render(given).split())

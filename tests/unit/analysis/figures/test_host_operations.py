@@ -23,7 +23,8 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.errors import HostEventsError
-from overlapscope.report.text.analysis import critical_path_text, empty_ranges_text, render
+from overlapscope.report.text.analysis import empty_ranges_text, render
+from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Mark, Op, cpu_run

@@ -14,7 +14,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import chain as shown
-from overlapscope.report.text.analysis import longest_loss_text
+from overlapscope.report.text.critical_path import longest_loss_text
 from overlapscope.timeline.columns import COMM, Syncs, make, take
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file

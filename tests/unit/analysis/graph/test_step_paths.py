@@ -27,6 +27,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as shown
+from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.timeline.columns import COMM, COMPUTE, OPERATION, HostSpans, Recordings, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -152,7 +153,7 @@ def test_within_one_rank_it_says_so() -> None:
     found = path_of(replace(run, ranks={0: run.ranks[0]}))
     assert (found.scope, found.reason) == ("rank", None)
     assert only(found).parts == {"compute": 2 * MS, "communication": 2 * MS}
-    assert "not recorded" in shown.critical_path_text(found)
+    assert "not recorded" in critical_path_text(found)
 
 
 def test_ranks_that_nothing_ties_together_have_none() -> None:
@@ -165,7 +166,7 @@ def test_ranks_that_nothing_ties_together_have_none() -> None:
     assert found.steps == []
     assert found.reason is not None
     assert "not paired" in found.reason
-    assert found.reason in " ".join(shown.critical_path_text(found).split())
+    assert found.reason in " ".join(critical_path_text(found).split())
 
 
 @cache
@@ -214,7 +215,7 @@ def test_the_text_fits_a_screen_and_shows_the_loss_of_the_step_whose_path_it_sho
     found = analysis.critical_path
     if found.longest_loss:
         assert found.longest_loss.step == found.median_step
-        assert shown.longest_loss_text(found.longest_loss) in text
+        assert longest_loss_text(found.longest_loss) in text
         lost = found.longest_loss.end_ns - found.longest_loss.start_ns
         path = next(each for each in found.steps if each.step == found.median_step)
         assert 0 < lost <= path.length_ns
@@ -259,7 +260,7 @@ def test_the_text_shows_the_median_step() -> None:
     lengths = sorted(path.length_ns for path in found.steps)
     path = next(each for each in found.steps if each.step == found.median_step)
     assert path.length_ns == lengths[(len(lengths) - 1) // 2]
-    text = shown.critical_path_text(found)
+    text = critical_path_text(found)
     assert f"step {path.step} (a typical step): {path.length_ns / 1e6:,.3f} ms" in text
     assert text.count("\n") == 3
     assert text.endswith("\n  transfer: all_reduce 4.058 ms"), "no line is broken inside an operation"
@@ -365,7 +366,7 @@ def test_on_cpus_it_names_the_innermost_operations_of_each_rank_that_it_runs_thr
     path = only(path_of(cpu_run(early, late)))
     assert path.parts["compute"] == 340 * MS
     assert computed(path) == {"aten::mm": (100, 1), "aten::linear": (70, 2), "aten::add": (90, 1)}
-    said = " ".join(shown.critical_path_text(path_of(cpu_run(early, late))).split())
+    said = " ".join(critical_path_text(path_of(cpu_run(early, late))).split())
     assert "compute: aten::mm 100.000 ms, transfer: all_reduce 100.000 ms, compute: aten::add 90.000 ms" in said
 
 
@@ -441,7 +442,7 @@ def test_on_which_ranks_it_lies_is_not_said_where_much_of_it_may_be_waiting(
     path = next(each for each in found.steps if each.step == found.median_step)
     parts = {"compute": path.length_ns - int(communication * path.length_ns)}
     parts["communication"] = path.length_ns - parts["compute"]
-    text = shown.critical_path_text(replace(found, steps=[replace(path, parts=parts, bands={})]))
+    text = critical_path_text(replace(found, steps=[replace(path, parts=parts, bands={})]))
     assert ("; on rank" in text) is known
     assert ("its ranks are not given" in text) is not known
 

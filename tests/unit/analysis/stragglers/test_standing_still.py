@@ -14,7 +14,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.report.text.analysis import critical_path_text
+from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.timeline.columns import Collectives, Spans, Telemetry, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
