@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from overlapscope.advice.communication_copies import communication_copies
+from overlapscope.advice.computing_calls import computing_calls
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.flatten_gradients import flatten_gradients
@@ -68,6 +69,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     *OF_ONE_RANK,
     flatten_gradients,
+    computing_calls,
     embedding_tail,
     small_collectives,
     busy_lane,
@@ -86,6 +88,7 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 SAME_TIME: Final = {
     "flatten_gradients": ("small_collectives", "embedding_tail"),
+    "computing_calls": ("embedding_tail",),
     "shared_cores": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""

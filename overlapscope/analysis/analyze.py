@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.checks.computing_calls import computing_calls
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
@@ -38,7 +39,7 @@ from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.host_operations import empty_ranges_ns, same_inputs
+from overlapscope.analysis.per_rank.host_operations import OperationPieces, empty_ranges_ns, same_inputs
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
@@ -60,7 +61,7 @@ from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.intervals import Activity, BusyTime, length
+from overlapscope.timeline.intervals import Activity, BusyTime, length, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import Run, Source
 
@@ -107,6 +108,7 @@ def analyze(
             [*shared, *still],
             same_inputs=all(map(same_inputs, run.ranks.values())),
         ),
+        *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
@@ -152,6 +154,11 @@ def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
 
 
+def _in_calls(alone: Mapping[int, RankSummary]) -> dict[int, OperationPieces]:
+    """Return in which operations threads of communication were during their calls, by rank, where that is known."""
+    return {rank: own.in_calls for rank, own in alone.items() if own.in_calls is not None}
+
+
 def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:
     """Return the pauses of hosts of a CPU run while they seemed to compute, by rank."""
     return {
@@ -159,6 +166,7 @@ def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]
             stood_still=own.stood_still,
             waited_for_core=None if own.parts.waiting is None else own.parts.waiting.computing,
             collected=BusyTime(recorded_pauses(run.ranks[rank], COLLECTOR)),
+            in_calls=BusyTime(union((own.in_calls.start_ns, own.in_calls.end_ns))) if own.in_calls else None,
         )
         for rank, own in alone.items()
         if not run.ranks[rank].has_device

@@ -16,9 +16,11 @@ from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.host_operations import (
+    OperationPieces,
     StepOperations,
     operation_pieces,
     operation_times,
+    operations_in_calls,
     step_operations,
 )
 from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
@@ -72,6 +74,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """In a CPU run, how long each step was in each operation; None without host events."""
     operation_ns: Mapping[str, int]
     """The same of the whole recording; empty without host events."""
+    in_calls: OperationPieces | None
+    """In a CPU run, in which operation threads of communication were during their calls; None as above."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -110,7 +114,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     runs = None if alone else readable_host_runs(timeline, covered)
     waiting = core_waiting(timeline, covered, runs)
-    operations, operation_ns = _operations(timeline, windows)
+    operations, operation_ns, in_calls = _operations(timeline, windows)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -137,6 +141,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         host_runs=runs,
         operations=operations,
         operation_ns=operation_ns,
+        in_calls=in_calls,
         stages=own_stages(timeline, groups, windows),
     )
 
@@ -153,18 +158,18 @@ def _host_times(timeline: RankTimeline, causes: OwnCauses) -> HostTimes | None:
 
 def _operations(
     timeline: RankTimeline, windows: Sequence[StepWindow]
-) -> tuple[StepOperations | None, Mapping[str, int]]:
-    """Return how long each step, and the whole recording, was in each operation; None and nothing also where its host
-    events cannot be read."""
+) -> tuple[StepOperations | None, Mapping[str, int], OperationPieces | None]:
+    """Return how long each step, and the whole recording, was in each operation, and in which its calls were; None and
+    nothing also where its host events cannot be read."""
     if timeline.host_is_lost:
-        return None, {}
+        return None, {}, None
     try:
-        pieces = operation_pieces(timeline)
+        pieces, in_calls = operation_pieces(timeline), operations_in_calls(timeline)
         if pieces is None:
-            return None, {}
-        return step_operations(timeline, pieces, windows), operation_times(timeline, pieces)
+            return None, {}, in_calls
+        return step_operations(timeline, pieces, windows), operation_times(timeline, pieces), in_calls
     except HostEventsError:  # as above
-        return None, {}
+        return None, {}, None
 
 
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:

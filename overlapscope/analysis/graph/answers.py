@@ -116,15 +116,20 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     """Of the part `compute`: for how long such a host waited for a core, by the system's account."""
     garbage_collected_ns: int = 0
     """Of the part `compute`: for how long such a host collected garbage, as capture noted it."""
+    computed_in_calls_ns: int = 0
+    """Of the communication: for how long the threads that make the calls computed in them, without a device."""
 
 
 class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
-    """When a host without a device did not run though it seemed to compute, on its own clock; None is not known."""
+    """When a host without a device did not run though it seemed to compute, or computed though it seemed to
+    communicate, on its own clock; None is not known."""
 
     stood_still: Activity | None
     waited_for_core: Activity | None
     collected: Activity
     """Garbage, as capture noted it; empty where it did not."""
+    in_calls: Activity | None = None
+    """When the threads of its communication computed during their calls."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -297,7 +297,7 @@ def _summed(
     without_work: dict[int, int] = {}
     works = np.isin(segments.part, WORK)
     operations: dict[tuple[str, str, bool], tuple[int, int]] = {}
-    stood_still_ns = waited_ns = collected_ns = 0
+    stood_still_ns = waited_ns = collected_ns = in_calls_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
@@ -308,6 +308,9 @@ def _summed(
             stood_still_ns += _within(pauses[rank].stood_still, *edges)
             waited_ns += _within(pauses[rank].waited_for_core, *edges)
             collected_ns += _within(pauses[rank].collected, *edges)
+            communicates = own & np.isin(segments.part, (MATCHED, UNMATCHED))
+            edges = [clocks.own_ns(rank, edge[communicates]) for edge in (segments.start_ns, segments.end_ns)]
+            in_calls_ns += _within(pauses[rank].in_calls, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names, named = run.ranks[rank].names, take(segments, own)
         for (at, code, inside), ns, count in _totals(*_in_operations(run.ranks[rank], named, clocks, pieces)):
@@ -336,6 +339,7 @@ def _summed(
         stood_still_ns=stood_still_ns,
         waited_for_core_ns=waited_ns,
         garbage_collected_ns=collected_ns,
+        computed_in_calls_ns=in_calls_ns,
     )
 
 

@@ -10,7 +10,20 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
-from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Codes, Columns, Floats, Ints, concat, make, take
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    NONE,
+    OPERATION,
+    Codes,
+    Columns,
+    Floats,
+    HostSpans,
+    Ints,
+    concat,
+    make,
+    take,
+)
 from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.operations import AUTOGRAD_NODE
@@ -57,13 +70,23 @@ def operation_pieces(timeline: RankTimeline, around: tuple[int, int] | None = No
         host = take(host, (host.start_ns < end) & (host.end_ns > begin))
     found = []
     for lane in values_in(spans.lane[computes]).tolist():
-        own, calls = computes & (spans.lane == lane), host.lane == lane
-        computed = union((spans.start_ns[own], spans.end_ns[own]))
-        moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
-        row = innermost_range(host, np.full(moments.size, lane, np.int64), moments, calls)
-        at = np.flatnonzero(row[:-1] != NOWHERE)
-        parts, piece = parts_inside(Intervals(moments[at], moments[at + 1]), computed)
-        found.append(_pieces(lane, host.name[row[at[piece]]], parts))
+        own = computes & (spans.lane == lane)
+        found.append(_innermost(lane, host, union((spans.start_ns[own], spans.end_ns[own]))))
+    return concat(found) if found else None
+
+
+def operations_in_calls(timeline: RankTimeline) -> OperationPieces | None:
+    """Return in which operation the threads of communication were during their calls, as gloo's that add up sparse
+    gradients; None with a device, and without host events. Raises HostEventsError."""
+    if timeline.has_device or not timeline.has_host_events:
+        return None
+    spans, host = timeline.spans, select_host_spans(timeline.host, (OPERATION,))
+    calls = spans.kind == COMM
+    found = []
+    for lane in values_in(host.lane).tolist():
+        own = calls & (spans.lane == lane)
+        if own.any():
+            found.append(_innermost(lane, host, union((spans.start_ns[own], spans.end_ns[own]))))
     return concat(found) if found else None
 
 
@@ -148,6 +171,16 @@ def _calls(timeline: RankTimeline, codes: Codes, begin: Ints, end: Ints) -> Ints
     counted = (step >= 0) & (host.start_ns < end[step]) & (codes[name] == host.name)
     at = name[counted] * begin.size + step[counted]
     return np.bincount(at, minlength=codes.size * begin.size).astype(np.int64).reshape(codes.size, begin.size)
+
+
+def _innermost(lane: int, host: HostSpans, when: Intervals) -> OperationPieces:
+    """Return the pieces of a lane's time in its innermost operations."""
+    calls = host.lane == lane
+    moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
+    row = innermost_range(host, np.full(moments.size, lane, np.int64), moments, calls)
+    at = np.flatnonzero(row[:-1] != NOWHERE)
+    parts, piece = parts_inside(Intervals(moments[at], moments[at + 1]), when)
+    return _pieces(lane, host.name[row[at[piece]]], parts)
 
 
 def _pieces(lane: int, name: Codes, when: Intervals) -> OperationPieces:

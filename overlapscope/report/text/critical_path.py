@@ -80,6 +80,8 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         text.append(f"  in {ms(path.waited_for_core_ns)} ms of the compute its host waited for a core")
     if path.garbage_collected_ns >= WORTH_STANDING_STILL * path.length_ns:
         text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
+    if path.computed_in_calls_ns >= WORTH_STANDING_STILL * path.length_ns:
+        text.append(f"  in {ms(path.computed_in_calls_ns)} ms of the communication its own threads computed")
     if path.operations:
         named = ", ".join(_unbroken(f"{_on_path(each)} {ms(each.ns)} ms") for each in path.operations[:MOST_NAMES])
         lines = fill(f"longest operations: {named}", MAX_WIDTH - 2).replace(NO_BREAK, " ").split("\n")

@@ -28,6 +28,10 @@ class Beside(Op, frozen=True):
     """An operation of another thread."""
 
 
+class Inside(Op, frozen=True):
+    """An operation of gloo's thread, which is no compute of the rank's."""
+
+
 class Mark(Op, frozen=True):
     """An annotation of the training thread."""
 
@@ -78,8 +82,8 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
                     "launch_ns": at(each.start), "dimension": each.dimension,
                 })  # fmt: skip
                 times["end_ns"] = at(each.start + 1)
-            lane = 0 if isinstance(each, Beside) else 2
-            if not isinstance(each, Mark | Call) and not ENTERS_COLLECTIVE.match(each.name):
+            lane = 0 if isinstance(each, Beside) else 1 if isinstance(each, Inside) else 2
+            if not isinstance(each, Mark | Call | Inside) and not ENTERS_COLLECTIVE.match(each.name):
                 work.append({**times, "name": "host operations", "lane": lane})
             kind = ANNOTATION if isinstance(each, Mark) else OPERATION
             name = each.called_by if isinstance(each, Call) else each.name
