@@ -76,14 +76,16 @@ def operation_pieces(timeline: RankTimeline, around: tuple[int, int] | None = No
 
 
 def operations_in_calls(timeline: RankTimeline) -> OperationPieces | None:
-    """Return in which operation the threads of communication were during their calls, as gloo's that add up sparse
-    gradients; None with a device, and without host events. Raises HostEventsError."""
+    """Return in which operation the threads of communication alone were during their calls, as gloo's are that add up
+    sparse gradients; None with a device, and without host events. Raises HostEventsError.
+
+    A message is a span of the thread that sends it, which computes beside it."""
     if timeline.has_device or not timeline.has_host_events:
         return None
     spans, host = timeline.spans, select_host_spans(timeline.host, (OPERATION,))
     calls = spans.kind == COMM
     found = []
-    for lane in values_in(host.lane).tolist():
+    for lane in np.setdiff1d(host.lane, spans.lane[spans.kind == COMPUTE]).tolist():
         own = calls & (spans.lane == lane)
         if own.any():
             found.append(_innermost(lane, host, union((spans.start_ns[own], spans.end_ns[own]))))

@@ -31,6 +31,7 @@ from overlapscope.analysis.graph.model import (
     edges_of,
 )
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
+from overlapscope.timeline.rows import unique, values_in
 
 LOOK_BACK: Final = 80
 WOKEN_NS: Final = 5_000_000
@@ -107,15 +108,37 @@ def cpu_waits(spans: Spans) -> CpuWaits:
     return CpuWaits(edges=edges, gap=gap, begun_ns=moment, launched_by=launched_by)
 
 
+def as_long_as_awaited(spans: Spans) -> Spans:
+    """Return the spans (by start) with messages that end where their thread came to wait for them, if it then went on
+    at once: they had come before, nobody knows when, and gloo marks their end only there."""
+    messages = _in_flight(spans)
+    end = spans.end_ns.copy()
+    for lane in values_in(spans.lane[messages]).tolist():
+        own = messages[spans.lane[messages] == lane]
+        worked = np.append(NONE, np.sort(spans.end_ns[(spans.lane == lane) & (spans.kind != COMM)]))
+        ends = np.append(NONE, np.sort(spans.end_ns[own]))
+        came = worked[np.searchsorted(worked, spans.end_ns[own], side="right") - 1]
+        # Of several messages the thread waits for one after the other.
+        free = np.maximum(came, ends[np.searchsorted(ends, spans.end_ns[own], side="left") - 1])
+        there = own[(came > spans.start_ns[own]) & (spans.end_ns[own] - free <= SILENCE_NS)]
+        end[there] = came[np.searchsorted(own, there)]
+    return replace(spans, end_ns=end)
+
+
+def _in_flight(spans: Spans) -> Ints:
+    """Return the messages of a CPU rank (its spans are by start) beside which their thread went on."""
+    before = before_on_lane(spans.lane)
+    went_on = (before >= 0) & (spans.start_ns + OWN_NS < spans.end_ns[np.maximum(before, 0)])
+    followed = unique(before[went_on])
+    return followed[spans.kind[followed] == COMM]
+
+
 def _lanes(spans: Spans) -> Ints:
     """Return the lanes of the spans (by start), with one of its own for each message in which its thread went on.
 
     Such a message does not block, and lasts until it is waited for: what its thread did next did not follow its end.
     """
-    before = before_on_lane(spans.lane)
-    went_on = (before >= 0) & (spans.start_ns + OWN_NS < spans.end_ns[np.maximum(before, 0)])
-    messages = np.unique(before[went_on])
-    messages = messages[spans.kind[messages] == COMM]
+    messages = _in_flight(spans)
     lane = spans.lane.astype(np.int64)
     lane[messages] = int(lane.max(initial=0)) + 1 + np.arange(messages.size)
     return lane

@@ -58,6 +58,7 @@ def test_each_moment_counts_once_and_only_where_nothing_else_computes(
         pytest.param((Inside("aten::add", 400, 440),), id="less than 5 % of a step"),
         pytest.param((Inside("aten::add", 820, 900),), id="after the call"),
         pytest.param((ADD, Beside("aten::mm", 340, 680)), id="all beside compute"),
+        pytest.param((Op("aten::mm", 350, 650),), id="on the thread that called"),
     ],
 )
 def test_little_of_it_or_beside_compute_is_not_worth_a_finding(items: tuple[Op, ...]) -> None:

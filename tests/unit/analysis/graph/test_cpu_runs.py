@@ -166,6 +166,33 @@ def test_what_a_thread_does_after_a_message_that_does_not_block_follows_no_end_o
     assert {("host", 99, 110, 11), ("host", 200, 220, 20), ("launch", 100, 101, 1)} <= found
 
 
+@pytest.mark.parametrize(
+    ("ends", "bound_us"),
+    [
+        pytest.param(360, 300, id="its thread waited for 60 us: it had come before"),
+        pytest.param(500, 300, id="for 200 us"),
+        pytest.param(501, 501, id="for longer: the thread waited for it"),
+    ],
+)
+def test_a_message_that_its_thread_waited_for_at_last_ends_where_the_thread_came_to_wait(
+    ends: int, bound_us: int
+) -> None:
+    graph = graph_of([
+        (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 120, 300, None),
+        (COMPUTE, 0, ends + 40, 700, None),
+    ])  # fmt: skip
+    assert ("comm", 110, bound_us, bound_us - 110) in edges(graph)
+    assert (("sync", bound_us, ends + 40, 40) in edges(graph)) == (bound_us == ends)
+
+
+def test_of_messages_that_a_thread_waits_for_one_after_the_other_only_the_first_may_be_late() -> None:
+    graph = graph_of([
+        (COMPUTE, 0, 0, 100, None), (COMM, 0, 104, 900, 102), (COMM, 0, 110, 950, 106), (COMPUTE, 0, 140, 300, None),
+        (COMPUTE, 0, 960, 1000, None),
+    ])  # fmt: skip
+    assert {("comm", 104, 900, 796), ("comm", 110, 300, 190), ("sync", 900, 960, 60)} <= edges(graph)
+
+
 def test_a_thread_goes_on_where_another_stopped() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 1, 120, 500, None), (COMPUTE, 0, 530, 600, None)])
     assert {("hand", 100, 120, 20), ("hand", 500, 530, 30), ("host", 100, 530, 0)} <= edges(graph)
