@@ -130,7 +130,8 @@ def _in_flight(spans: Spans) -> Ints:
     before = before_on_lane(spans.lane)
     went_on = (before >= 0) & (spans.start_ns + OWN_NS < spans.end_ns[np.maximum(before, 0)])
     followed = unique(before[went_on])
-    return followed[spans.kind[followed] == COMM]
+    messages: Ints = followed[spans.kind[followed] == COMM]
+    return messages
 
 
 def _lanes(spans: Spans) -> Ints:
