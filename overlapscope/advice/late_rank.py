@@ -1,6 +1,6 @@
 """Rule: waiting for late ranks dominates, which no setting of communication shortens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -58,6 +58,8 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
     wait_ns: int
     window_ns: int
     idle_ns: int
+    exposed_wait_ns: int | None
+    """What of the wait time no compute overlaps; None where that is not known."""
     blame_ns: Mapping[int, int]
     left_out: int | None = None
     """The step."""
@@ -68,7 +70,9 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
 
     def weighs(self) -> bool:
         """Return whether wait time matters to the recording, where nobody in particular is waited for."""
-        return self.wait_ns >= max(WEIGHS * self.window_ns, OF_IDLE * self.idle_ns)
+        least_ns = WEIGHS * self.window_ns
+        exposed_ns = self.wait_ns if self.exposed_wait_ns is None else self.exposed_wait_ns
+        return exposed_ns >= least_ns and self.wait_ns >= max(least_ns, OF_IDLE * self.idle_ns)
 
 
 def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {}) -> Recommendation | None:
@@ -84,6 +88,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
         window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
         idle_ns=sum(each.idle_ns or 0 for each in ranks),
+        exposed_wait_ns=_sum(each.whole.exposed_wait_ns if each.whole.comm_ns else None for each in analysis.ranks),
         blame_ns={each.rank: each.blame_ns for each in ranks},
     )
     straggler = max(held, key=lambda each: each.blame_ns, default=None)
@@ -139,9 +144,20 @@ def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analys
         wait_ns=found.wait_ns - own.wait_ns,
         window_ns=found.window_ns - sum(each.window_ns or 0 for each in theirs),
         idle_ns=found.idle_ns - sum(each.idle_ns or 0 for each in theirs),
+        exposed_wait_ns=_sum([found.exposed_wait_ns, *(_negative(each.exposed_wait_ns) for each in theirs)]),
         blame_ns={rank: ns - own.blame_ns.get(rank, 0) for rank, ns in found.blame_ns.items()},
         left_out=most,
     )
+
+
+def _sum(each_ns: Iterable[int | None]) -> int | None:
+    """Return the sum; None where one is not known."""
+    known = list(each_ns)
+    return None if None in known else sum(ns for ns in known if ns is not None)
+
+
+def _negative(ns: int | None) -> int | None:
+    return None if ns is None else -ns
 
 
 def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
