@@ -28,6 +28,7 @@ from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.published_effects import with_published
+from overlapscope.advice.repeated_broadcasts import repeated_broadcasts
 from overlapscope.advice.repeated_reductions import repeated_reductions
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import comes_first, shared_cores
@@ -64,6 +65,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     standing_still,
     pausing_host,
     repeated_reductions,
+    repeated_broadcasts,
 )
 """What a rank loses on its own, and what all send in vain: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (
@@ -89,6 +91,7 @@ RULES: Final[tuple[Rule, ...]] = (
 SAME_TIME: Final = {
     "flatten_gradients": ("small_collectives", "embedding_tail"),
     "computing_calls": ("embedding_tail",),
+    "repeated_broadcasts": ("small_collectives",),
     "shared_cores": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""

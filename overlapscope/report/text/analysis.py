@@ -427,7 +427,7 @@ def idle_text(analysis: Analysis) -> str:
     on_cpu = not analysis.run.has_device
     shown = [(idle_label(cause, on_cpu=on_cpu), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
-    if rest_ns:
+    if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
         shown.append(("other", rest_ns))
     parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
