@@ -72,7 +72,7 @@ def _words(words: str, between: str = "[ _+-]") -> str:
 _OURS: Final = _words(
     "a|activations|against|algbw|algobw|algorithm|all|allgather|allocator|allreduce|alltoall|alone|and|apart|appeared"
     "|archive|as|ascend|attributed|avg|backward|bandwidth|barrier|base|because|before|begins|behind|below|benchmark"
-    r"|bit|blame|both|broadcast|bubble|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap"
+    r"|bit|blame|both|broadcasts?|bubble|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap"
     "|cards|causes|chakra|chance|change|channels|clock|coalesced|collective|collectives|collector|collnet|combines"
     "|comm|comms|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed"
     "|computing|connections|context|copies|copy|core|cores|cost|count|cpu|critical|damaged|data|database|ddp"
