@@ -244,20 +244,29 @@ def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, 
 def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
     """Return the node that ends a path: without a device that of the rank whose step ended last.
 
-    What its host did after its last operation, such as collecting garbage, is then its own; unless it communicated
-    there, and so waited for others.
+    What its host did after its last operation, such as collecting garbage, is then its own; where it mostly communicated
+    there, as in a broadcast after the optimizer, its last call ends the path.
     """
     time = graph.nodes.time_ns
     if window is None or any(part.on_device for part in graph.ranks):
         return bounds.last(time)
-    parts = [part for part in graph.ranks if part.rank in window.ranks]
-    ends = [
-        int(node)
-        for part, node in zip(parts, bounds.end, strict=True)
-        if window.ranks[part.rank][1] >= window.end_ns - OWN_NS
-        and _communicated_ns(graph, part, int(time[node]), window.end_ns) <= (window.end_ns - time[node]) / 2
-    ]
+    ends = []
+    for part, node in zip((each for each in graph.ranks if each.rank in window.ranks), bounds.end, strict=True):
+        if window.ranks[part.rank][1] < window.end_ns - OWN_NS:
+            continue
+        left_ns = window.end_ns - int(time[node])
+        calls = _communicated_ns(graph, part, int(time[node]), window.end_ns) > left_ns / 2
+        ends.append(_last_call(graph, part, window.end_ns) if calls else int(node))
     return max(ends, key=lambda node: int(time[node]), default=bounds.last(time))
+
+
+def _last_call(graph: Graph, part: RankPart, until_ns: int) -> int:
+    """Return the node at which a rank's communication before a moment, of which there is some, ended last."""
+    ended = graph.nodes.time_ns[part.ends()]
+    before = np.flatnonzero((part.span_kind == COMM) & (ended <= until_ns))
+    if not before.size:  # it goes on beyond
+        before = np.flatnonzero(ended <= until_ns)
+    return part.ends().start + int(before[ended[before].argmax()])
 
 
 def _communicated_ns(graph: Graph, part: RankPart, since_ns: int, until_ns: int) -> int:
