@@ -55,6 +55,9 @@ DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
 OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
 """Causes of waiting for the last member, by what it did longer."""
+AT_END_NS: Final = 1_000_000
+"""Before the end of a call without a device: its host waited for it if it mostly computed nothing there. A choice: ends
+are marked some 0.1 ms late, and small buckets take as long as this."""
 ROWS_AT_ONCE: Final = 250_000
 """Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
@@ -299,7 +302,7 @@ def _waits_of(
     # Without a device data are ready at the call: what another call delayed, this rank had done before.
     ready = NONE if timeline.has_device else _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     came = np.where(ready == NONE, own_comm.start_ns, np.minimum(ready, own_comm.start_ns))[held]
-    met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
+    met_before = np.minimum(_last_met(timeline, cover, own_comm.row[held], came, last[held], members), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
     did = (_computing(timeline, cover), core.computing, _slept(core), BusyTime(exposed), core.idling)
@@ -332,14 +335,19 @@ def _slept(core: CoreWaiting) -> Activity:
     return core.sleeping if core.by_account else NEVER
 
 
-def _last_met(timeline: RankTimeline, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]) -> Ints:
+def _last_met(
+    timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]
+) -> Ints:
     """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
 
-    Two ranks meet in calls of the group in question, and of each group that is known to hold both.
+    Two ranks meet in calls of the group in question, and of each group that is known to hold both; their hosts only
+    where they wait for it, not beside backward.
     """
     calls, spans = timeline.collectives, timeline.spans
     met = np.full(rows.size, spans.start_ns.min(initial=np.iinfo(np.int64).max), np.int64)
     timed = calls.end_ns != NONE
+    if not timeline.has_device:
+        timed[timed] = ~_computed_on(cover, calls.start_ns[timed], calls.end_ns[timed])
     for code in values_in(calls.group[timed]).tolist():
         name = timeline.names[code] if code != NONE else None
         both = (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
@@ -348,6 +356,12 @@ def _last_met(timeline: RankTimeline, rows: Ints, came: Ints, others: Ints, memb
         found = both & (before >= 0)
         met[found] = np.maximum(met[found], ends[before[found]])
     return met
+
+
+def _computed_on(cover: Coverage, start_ns: Ints, end_ns: Ints) -> Flags:
+    """Return beside which calls a host mostly computed at their end: it did not wait for them there."""
+    since = np.maximum(start_ns, end_ns - AT_END_NS)
+    return np.asarray(2 * BusyTime(cover.compute).within(since, end_ns) > end_ns - since, np.bool_)
 
 
 def _causes_of(

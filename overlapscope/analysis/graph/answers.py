@@ -156,6 +156,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Operation that made this call, or that launched this span."""
     span: int | None = None
     """Row of the span in the rank's `Spans`; None for a call."""
+    late_end_ns: int = 0
+    """Of a transfer's time, the last part: since the call had ended on another rank, where one clock shows that."""
     unexplained_ns: int = 0
     """Of its time, what no rule explains."""
     gap: str = GAPS[NO_GAP]

@@ -34,7 +34,7 @@ from overlapscope.analysis.graph.named_operations import with_operations
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.display import list_some
 from overlapscope.errors import HostEventsError, UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, HostSpans, make, or_none, size
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, SPAN_KINDS, HostSpans, Ints, make, or_none, size
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope.timeline.run import RankTimeline, Run
@@ -69,6 +69,10 @@ class RunChains:
     def origin_ns(self) -> int:
         """When the first span of any rank began, on the aligned clock."""
         return _origin_ns(self._run, self._cross_rank)
+
+    @cached_property
+    def _late_ns(self) -> Mapping[int, Ints]:
+        return self._cross_rank.ended_late_ns(self._run)
 
     def at(self, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> Chain:
         """Explain a moment, as `chain_at`."""
@@ -182,6 +186,7 @@ class RunChains:
             reason = " and ".join(REFUSED[each] for each in failed) or reason
         chain = explained(self._run.ranks, graph, rank, row, moment, self.origin_ns, most)
         chain = with_operations(chain, graph, self._run.ranks)
+        chain = with_late_ends(chain, self._run.ranks, self._late_ns)
         if reason is None:
             return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
         known = _known_part(chain.chain, failed)
@@ -304,6 +309,25 @@ def explained(
         is_cut=is_cut,
         ranks=[each.rank for each in graph.ranks],
     )
+
+
+def with_late_ends(chain: Chain, ranks: Mapping[int, RankTimeline], late_ns: Mapping[int, Ints]) -> Chain:
+    """Return a chain whose transfers say how much later they ended than on another rank (`CrossRank.ended_late_ns`),
+    and what was called where another operation carried it out."""
+
+    def told(each: Link) -> Link:
+        timeline = ranks[each.rank]
+        row = NONE if each.span is None else int(timeline.spans.collective[each.span])
+        if row == NONE or each.kind not in ("transfer", "comm"):
+            return each
+        op = timeline.name(int(timeline.collectives.op[row]))
+        carried_out = op and not timeline.has_device and not (each.what or op).endswith(op)
+        late = int(late_ns[each.rank][row]) if each.kind == "transfer" else 0
+        return msgspec.structs.replace(
+            each, op=op if carried_out else each.op, late_end_ns=min(late, max(each.end_ns - each.start_ns, 0))
+        )
+
+    return msgspec.structs.replace(chain, chain=[told(each) for each in chain.chain])
 
 
 def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:

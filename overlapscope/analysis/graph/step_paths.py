@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.common.user_ranges import row_of_pause
@@ -31,7 +32,7 @@ from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, w
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.explained import longest_loss
+from overlapscope.analysis.graph.explained import longest_loss, with_late_ends
 from overlapscope.analysis.graph.model import OWN_NS, Graph, RankPart
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
@@ -39,6 +40,7 @@ from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap
 from overlapscope.analysis.graph.walk import (
     COMPUTE,
     COPY,
+    ENDED_LATE,
     HOST,
     LATENCY,
     MATCHED,
@@ -49,7 +51,7 @@ from overlapscope.analysis.graph.walk import (
 )
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces, pieces_within
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, size, take
+from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, concat, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -100,12 +102,13 @@ def summed_paths(
 ) -> CriticalPath:  # fmt: skip
     """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
+    late_ns = cross_rank.ended_late_ns(run)
     pieces = cache(lambda rank: operation_pieces(run.ranks[rank]))
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path, cross_rank.clocks, pauses, pieces) for path in found.paths],
+        steps=[_summed(run, path, cross_rank.clocks, pauses, pieces, late_ns) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -142,7 +145,7 @@ def _follow(
     only: frozenset[int] | None,
     odd: frozenset[int],
 ) -> FollowedPaths:
-    chosen = msgspec.structs.replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
+    chosen = replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
     if (reason := graph_too_large(chosen)) is not None:
         return FollowedPaths(reason=reason)
     marked = any(windows[rank] for rank in ranks)
@@ -169,7 +172,7 @@ def _follow(
         tests.append(tested)
         paths += answered
         if answered:
-            losses[recording] = _loss(graph, chosen, _median(answered, odd, typical_ns))
+            losses[recording] = _loss(graph, chosen, _median(answered, odd, typical_ns), cross_rank)
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
@@ -187,8 +190,11 @@ def _follow(
     )
 
 
-def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
-    return longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
+def _loss(graph: Graph, run: Run, path: FollowedPath, cross_rank: CrossRank) -> LongestLoss | None:
+    found = longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
+    if found is None:
+        return None
+    return replace(found, chain=with_late_ends(found.chain, run.ranks, cross_rank.ended_late_ns(run)))
 
 
 def _median(paths: Sequence[FollowedPath], odd: frozenset[int], typical_ns: int) -> FollowedPath:
@@ -244,8 +250,8 @@ def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, 
 def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
     """Return the node that ends a path: without a device that of the rank whose step ended last.
 
-    What its host did after its last operation, such as collecting garbage, is then its own; where it mostly communicated
-    there, as in a broadcast after the optimizer, its last call ends the path.
+    What its host did after its last operation, such as collecting garbage, is then its own; where it mostly
+    communicated there, as in a broadcast after the optimizer, its last call ends the path.
     """
     time = graph.nodes.time_ns
     if window is None or any(part.on_device for part in graph.ranks):
@@ -263,10 +269,11 @@ def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
 def _last_call(graph: Graph, part: RankPart, until_ns: int) -> int:
     """Return the node at which a rank's communication before a moment, of which there is some, ended last."""
     ended = graph.nodes.time_ns[part.ends()]
-    before = np.flatnonzero((part.span_kind == COMM) & (ended <= until_ns))
-    if not before.size:  # it goes on beyond
-        before = np.flatnonzero(ended <= until_ns)
-    return part.ends().start + int(before[ended[before].argmax()])
+    before = ended <= until_ns
+    calls = before & (part.span_kind == COMM)
+    chosen = calls if calls.any() else before  # it may go on beyond that moment
+    first: int = part.ends().start
+    return first + int(np.where(chosen, ended, np.iinfo(np.int64).min).argmax())
 
 
 def _communicated_ns(graph: Graph, part: RankPart, since_ns: int, until_ns: int) -> int:
@@ -297,10 +304,11 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
 
 def _summed(
     run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, HostPauses],
-    pieces: Callable[[int], OperationPieces | None],
+    pieces: Callable[[int], OperationPieces | None], late_ns: Mapping[int, Ints],
 ) -> StepPath:  # fmt: skip
-    """Sum the segments of a path; `pieces` returns in which operations a rank computed."""
-    segments = path.segments
+    """Sum the segments of a path; `pieces` returns in which operations a rank computed, `late_ns` are as
+    `CrossRank.ended_late_ns`."""
+    segments = _with_late_ends(run, path.segments, clocks, late_ns)
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
     without_work: dict[int, int] = {}
@@ -328,6 +336,8 @@ def _summed(
             operations[key] = before[0] + ns, before[1] + count
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
     parts = {part: int(length[segments.part == at].sum()) for at, part in enumerate(PARTS)}
+    # Of the ways along ties each has as much of late ends as the one that is shown: what is known of no other.
+    apart_ns = {PARTS[MATCHED]: parts[PARTS[ENDED_LATE]]}
     return StepPath(
         step=path.step,
         rank=path.rank,
@@ -340,7 +350,10 @@ def _summed(
         ],
         # What a node waited for may be recorded later than the node: back in time, which is nobody's time.
         bands={
-            part: (max(min(least, parts[part]), 0), min(max(most, parts[part]), path.end_ns - path.start_ns))
+            part: (
+                max(min(least - apart_ns.get(part, 0), parts[part]), 0),
+                min(max(most - apart_ns.get(part, 0), parts[part]), path.end_ns - path.start_ns),
+            )
             for part, (least, most) in path.bands.items()
         },
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
@@ -350,6 +363,23 @@ def _summed(
         garbage_collected_ns=collected_ns,
         computed_in_calls_ns=in_calls_ns,
     )
+
+
+def _with_late_ends(run: Run, segments: Segments, clocks: Clocks, late_ns: Mapping[int, Ints]) -> Segments:
+    """Return the segments with those of transfers cut where their calls had ended on another rank."""
+    until = segments.end_ns.copy()
+    for rank in unique(segments.rank).tolist():
+        calls, spans = run.ranks[rank].collectives, run.ranks[rank].spans
+        own = np.flatnonzero((segments.rank == rank) & (segments.part == MATCHED) & (segments.row != NONE))
+        call = spans.collective[segments.row[own]]
+        own, call = own[call != NONE], call[call != NONE]
+        ended = clocks.aligned_ns(rank, calls.end_ns[call]) - late_ns[rank][call]
+        until[own] = np.clip(ended, segments.start_ns[own], segments.end_ns[own])
+    cut = np.flatnonzero(until < segments.end_ns)
+    if not cut.size:
+        return segments
+    late = replace(take(segments, cut), part=np.full(cut.size, ENDED_LATE, np.int8), start_ns=until[cut])
+    return concat([replace(segments, end_ns=until), late])
 
 
 def _in_operations(

@@ -39,12 +39,12 @@ from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by
 
 PARTS: Final = (
-    "compute", "transfer", "communication", "copy", "launch", "host", "idle", "unknown", "before_recording"
+    "compute", "transfer", "communication", "copy", "launch", "host", "idle", "unknown", "before_recording", "late_end"
 )  # fmt: skip
 """What a path consists of. `transfer`: communication after the arrival of its last member; `communication`: transfer
 and wait, not separated. `launch`: latency of launches. `idle`: latency of streams and events, and jitter. `unknown`: no
-rule names it."""
-COMPUTE, MATCHED, UNMATCHED, COPY, LATENCY, HOST, IDLE, UNKNOWN, BEFORE_RECORDING = range(len(PARTS))
+rule names it. `late_end`: of what would be transfer, the time since another member's end; no edge has this part."""
+(COMPUTE, MATCHED, UNMATCHED, COPY, LATENCY, HOST, IDLE, UNKNOWN, BEFORE_RECORDING, ENDED_LATE) = range(len(PARTS))
 _PART: Final = np.array([
     {HOST_STRETCH: HOST, HAND_OVER: HOST, CALL: HOST, ALLOCATE: HOST, SYNC: HOST, POLL: HOST, OWN_CALL: HOST,
      LAUNCH: LATENCY, RUN_COMPUTE: COMPUTE, OCCUPANCY: COMPUTE, RUN_COMM: UNMATCHED, TRANSFER: MATCHED,

@@ -33,6 +33,8 @@ _WORDS: Final = {
     "arrive": "late rank: began {what} last",
 }
 """What the time of a link is, by its kind."""
+WORTH_A_WORD: Final = 0.1
+"""Least share of a transfer that came after its end on another rank, for that to be said."""
 _UNNAMED: Final = {"launch": "launched", "host": "what its thread did before"}
 _GAPS: Final = {
     "begins": "nothing before it was recorded",
@@ -198,6 +200,8 @@ def link_words(each: Link, *, brief: bool = False) -> str:
             words = f"host: until {last}"
         if each.during:
             words = f"host: in {_named(each.during, None, brief=brief)}, before {last}"
+    if each.late_end_ns >= max(WORTH_A_WORD * (each.end_ns - each.start_ns), 1):
+        words += f", {ms(each.late_end_ns)} ms of it after it had ended on another rank"
     if not each.unexplained_ns:
         return words
     return f"{words}; {ms(each.unexplained_ns)} ms not explained: {_GAPS.get(each.gap, 'no rule names why')}"

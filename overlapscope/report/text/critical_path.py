@@ -16,6 +16,7 @@ NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _PATH_WORDS: Final = {
     "compute": "compute",
     "transfer": "transfer",
+    "late_end": "late ends of calls",
     "communication": "communication (wait time not separated)",
     "copy": "memcpy",
     "launch": "launch latency",
@@ -108,7 +109,8 @@ def _on_path(each: PathOperation) -> str:
     """Return an operation of a path in words: host time is in a range, or before an operation."""
     name = short(each.name, LONGEST_NAME)
     if each.part != "host":
-        return f"{each.part}: {name}{' (no operation in it)' if each.name.startswith(AUTOGRAD_NODE) else ''}"
+        empty = " (no operation in it)" if each.name.startswith(AUTOGRAD_NODE) else ""
+        return f"{each.part.replace('_', ' ')}: {name}{empty}"
     if each.name == COMPUTATION:
         return "host between operations"
     return f"host {'in' if each.inside else 'before'} {name}"

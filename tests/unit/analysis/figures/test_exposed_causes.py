@@ -150,7 +150,7 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             at = end - min(calls[other][row][1] - calls[other][row][0] for other in calls)
             last = max(calls, key=lambda other: (calls[other][row][0], -other))
             came = min(start, launch)
-            ends = [until for _, until, _ in mine if until <= came]
+            ends = [until for begun, until, _ in mine if until <= came and not computes_on(busy, begun, until)]
             met = min(came, max(ends) if ends else min(begin for begin, *_ in (*mine, *computes[rank])))
             its, own = did(calls, computes, last, met, at), did(calls, computes, rank, met, came)
             longer = [max(theirs - ours, 0) for theirs, ours in zip(its, own, strict=True)]
@@ -162,6 +162,11 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
                     sums[cause] += part
         found[rank] = {cause: total for cause, total in sums.items() if total}
     return found
+
+
+def computes_on(busy: list[tuple[int, int]], start: int, end: int) -> bool:
+    """Return whether a rank computes for more than half of a call, all of which is less than a millisecond."""
+    return 2 * sum(covers(busy, moment) for moment in range(start, end)) > end - start
 
 
 def did(calls: Any, computes: Any, rank: int, since: int, until: int) -> tuple[int, int, int]:
@@ -392,6 +397,14 @@ def test_what_the_late_rank_waited_for_a_core_or_slept_it_did_not_compute(
     _, found = explained(early, late)
     of_late_rank = {cause: found[0].get(cause, 0) for cause in WAITS_FOR_LATE_RANK}
     assert of_late_rank == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
+
+
+def test_hosts_meet_in_calls_that_they_wait_for_not_in_those_beside_backward() -> None:
+    """Rank 1 loads data for 30 ns, and both compute as long; the first call ends beside the compute of both."""
+    first = rank_of(0, [(20, 40, 20), (60, 100, 60)], [(0, 60, "gemm")])
+    late = rank_of(1, [(50, 55, 50), (90, 100, 90)], [(30, 90, "gemm")])
+    _, found = explained(first, late)
+    assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_host": 30}
 
 
 @pytest.mark.parametrize("threads", ["8", None])
