@@ -19,6 +19,7 @@ from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
 from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
@@ -107,6 +108,12 @@ def analyze(
             head.step_ns,
             [*shared, *still],
             same_inputs=all(map(same_inputs, run.ranks.values())),
+        ),
+        *slow_enqueue(
+            run,
+            {rank: own.enqueuing for rank, own in alone.items() if own.enqueuing is not None},
+            windows,
+            head.step_ns,
         ),
         *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
         *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),

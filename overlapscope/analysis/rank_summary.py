@@ -16,8 +16,10 @@ from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.host_operations import (
+    EnqueuingCalls,
     OperationPieces,
     StepOperations,
+    enqueuing_calls,
     operation_pieces,
     operation_times,
     operations_in_calls,
@@ -76,6 +78,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the whole recording; empty without host events."""
     in_calls: OperationPieces | None
     """In a CPU run, in which operation threads of communication were during their calls; None as above."""
+    enqueuing: EnqueuingCalls | None
+    """In a CPU run, the operations in which its threads began collectives; None as above."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -114,7 +118,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     runs = None if alone else readable_host_runs(timeline, covered)
     waiting = core_waiting(timeline, covered, runs)
-    operations, operation_ns, in_calls = _operations(timeline, windows)
+    operations = _operations(timeline, windows)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -139,9 +143,10 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         not_launched=before_first_launch(timeline),
         host=None if alone else _host_times(timeline, causes),
         host_runs=runs,
-        operations=operations,
-        operation_ns=operation_ns,
-        in_calls=in_calls,
+        operations=operations.of_steps,
+        operation_ns=operations.times_ns,
+        in_calls=operations.in_calls,
+        enqueuing=operations.enqueuing,
         stages=own_stages(timeline, groups, windows),
     )
 
@@ -156,20 +161,29 @@ def _host_times(timeline: RankTimeline, causes: OwnCauses) -> HostTimes | None:
         return None
 
 
-def _operations(
-    timeline: RankTimeline, windows: Sequence[StepWindow]
-) -> tuple[StepOperations | None, Mapping[str, int], OperationPieces | None]:
-    """Return how long each step, and the whole recording, was in each operation, and in which its calls were; None and
-    nothing also where its host events cannot be read."""
+class _Operations(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's threads did in operations, as `RankSummary` has it."""
+
+    of_steps: StepOperations | None = None
+    times_ns: Mapping[str, int] = {}
+    in_calls: OperationPieces | None = None
+    enqueuing: EnqueuingCalls | None = None
+
+
+def _operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> _Operations:
+    """Return in which operations the threads of a CPU run were; nothing also where its host events cannot be read."""
     if timeline.host_is_lost:
-        return None, {}, None
+        return _Operations()
     try:
-        pieces, in_calls = operation_pieces(timeline), operations_in_calls(timeline)
-        if pieces is None:
-            return None, {}, in_calls
-        return step_operations(timeline, pieces, windows), operation_times(timeline, pieces), in_calls
+        pieces = operation_pieces(timeline)
+        return _Operations(
+            of_steps=None if pieces is None else step_operations(timeline, pieces, windows),
+            times_ns={} if pieces is None else operation_times(timeline, pieces),
+            in_calls=operations_in_calls(timeline),
+            enqueuing=enqueuing_calls(timeline),
+        )
     except HostEventsError:  # as above
-        return None, {}, None
+        return _Operations()
 
 
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:

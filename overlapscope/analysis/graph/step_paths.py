@@ -49,7 +49,13 @@ from overlapscope.analysis.graph.walk import (
     Path,
     critical_path,
 )
-from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces, pieces_within
+from overlapscope.analysis.per_rank.host_operations import (
+    EnqueuingCalls,
+    OperationPieces,
+    enqueuing_calls,
+    operation_pieces,
+    pieces_within,
+)
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, concat, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
@@ -409,17 +415,32 @@ def _in_operations(
 
 
 def _in_ranges(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> tuple[Codes, Flags]:
-    """Return the name of each segment, of those in which a host does something else for long that of the range that it
-    is in; and which these are."""
+    """Return the name of each segment, of those in which a host does something else for long that of the call of a
+    collective that it stands in, else that of the range that it is in; and which these are."""
     name, ranged = segments.name.copy(), np.zeros(segments.name.size, np.bool_)
     length = segments.end_ns - segments.start_ns
-    long = (segments.part == HOST) & (segments.row != NONE) & (length >= SILENCE_NS)
-    for at in np.flatnonzero(long).tolist():
+    long = np.flatnonzero((segments.part == HOST) & (segments.row != NONE) & (length >= SILENCE_NS))
+    calls = enqueuing_calls(timeline) if long.size else None
+    for at in long.tolist():
         begin, end = clocks.own_ns(timeline.rank, np.array([segments.start_ns[at], segments.end_ns[at]])).tolist()
-        row = row_of_pause(timeline, int(timeline.spans.lane[segments.row[at]]), begin, end)
-        if row is not None:
-            name[at], ranged[at] = timeline.annotations.name[row], True
+        lane = int(timeline.spans.lane[segments.row[at]])
+        code = None if calls is None else _call_around(calls, lane, begin, end)
+        if code is None:
+            row = row_of_pause(timeline, lane, begin, end)
+            code = None if row is None else int(timeline.annotations.name[row])
+        if code is not None:
+            name[at], ranged[at] = code, True
     return name, ranged
+
+
+def _call_around(calls: EnqueuingCalls, lane: int, begin_ns: int, end_ns: int) -> int | None:
+    """Return the name of the call in which a thread was for most of a time; None for none."""
+    first, last = np.searchsorted(calls.lane, [lane, lane + 1]).tolist()
+    at = first + int(np.searchsorted(calls.end_ns[first:last], begin_ns, side="right"))
+    if at == last:
+        return None
+    inside_ns = min(int(calls.end_ns[at]), end_ns) - max(int(calls.start_ns[at]), begin_ns)
+    return int(calls.name[at]) if 2 * inside_ns >= end_ns - begin_ns else None
 
 
 def _within(act: Activity | None, start_ns: Ints, end_ns: Ints) -> int:

@@ -3,7 +3,9 @@
 The compute spans of such a run are unions of operations, which have no common name.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,9 +28,13 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.intervals import Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import AUTOGRAD_NODE
-from overlapscope.timeline.rows import sum_by, unique, values_in
+from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
+
+_ENQUEUES: Final = re.compile(r"c10d::(?!barrier)")
+"""A barrier may block."""
 
 
 class OperationPieces(Columns, frozen=True, kw_only=True):
@@ -90,6 +96,29 @@ def operations_in_calls(timeline: RankTimeline) -> OperationPieces | None:
         if own.any():
             found.append(_innermost(lane, host, union((spans.start_ns[own], spans.end_ns[own]))))
     return concat(found) if found else None
+
+
+class EnqueuingCalls(Columns, frozen=True, kw_only=True):
+    """The operations in which threads of a CPU run began collectives, by lane and start; on the rank's own clock."""
+
+    lane: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+
+
+def enqueuing_calls(timeline: RankTimeline) -> EnqueuingCalls | None:
+    """Return the operations in which a rank's threads began collectives, which return as soon as these are enqueued;
+    None with a device, and without host events. Raises HostEventsError."""
+    if timeline.has_device or not timeline.has_host_events:
+        return None
+    host = select_host_spans(timeline.host, (OPERATION,))
+    rows = np.flatnonzero(rows_named(host.name, timeline.names, _ENQUEUES.match))
+    rows = rows[sort_order(host.lane[rows], host.start_ns[rows])]
+    return make(
+        EnqueuingCalls, rows.size, lane=host.lane[rows], name=host.name[rows], start_ns=host.start_ns[rows],
+        end_ns=host.end_ns[rows],
+    )  # fmt: skip
 
 
 def pieces_within(pieces: OperationPieces, lane: Ints, start_ns: Ints, end_ns: Ints) -> OperationPieces:

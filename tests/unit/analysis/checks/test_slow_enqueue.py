@@ -1,0 +1,49 @@
+"""Calls that only begin a collective and take long are named, with the rank that loses most."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.report.text.critical_path import critical_path_text
+from overlapscope.timeline.run import Run
+from tests.support.cpu_runs.cpu_steps import Op, cpu_run
+
+
+def run(lasts: Sequence[float], name: str = "c10d::allreduce_", calls: int = 1) -> Run:
+    """Return two ranks that begin collectives in calls that last so many us on each."""
+
+    def step(_: int, rank: int) -> list[Op]:
+        return [Op("aten::mm", 0, 10), *(Op(name, 20 + 300 * at, 20 + 300 * at + lasts[rank]) for at in range(calls)),
+                Op("aten::mul_", 980, 990)]  # fmt: skip
+
+    return cpu_run(step)
+
+
+def titles(job: Run) -> list[str]:
+    return [each.title for each in analyze(job).findings if each.id == "slow_enqueue"]
+
+
+def test_what_calls_last_beyond_the_usual_is_named_with_the_rank_that_loses_most() -> None:
+    assert titles(run((260, 290), calls=3)) == [
+        "hosts stand in calls that only begin a collective (c10d::allreduce_): 0.225 ms of a step in the mean, 0.270 ms "
+        "on rank 1, beyond 0.2 ms a call; the threads that transfer take their core"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        pytest.param(run((230, 230)), True, id="3 % of a step"),
+        pytest.param(run((230, 228)), False, id="less"),
+        pytest.param(run((200, 200), calls=3), False, id="as long as is usual"),
+        pytest.param(run((900, 900), "c10d::barrier"), False, id="a barrier may block"),
+        pytest.param(run((900, 900), "aten::mm"), False, id="compute"),
+    ],
+)
+def test_little_of_it_and_other_operations_are_not_named(job: Run, *, named: bool) -> None:
+    assert bool(titles(job)) == named
+
+
+def test_a_path_says_in_which_call_a_host_stood() -> None:
+    assert "host in c10d::allreduce_ 0.900 ms" in critical_path_text(analyze(run((900, 900))).critical_path)
