@@ -12,6 +12,7 @@ from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
+from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
@@ -100,6 +101,7 @@ def analyze(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     head = headline(rank_windows(ranks, alone), cross_rank)
+    times = with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run)
     still = standing_still(run, _stood_still(alone), windows, shared)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
@@ -116,7 +118,8 @@ def analyze(
             head.step_ns,
         ),
         *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
-        *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
+        *times,
+        *odd_ranges(run, windows, times),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,

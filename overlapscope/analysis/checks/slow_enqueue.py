@@ -10,8 +10,9 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.per_rank.host_operations import EnqueuingCalls
 from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.rows import sum_by
+from overlapscope.timeline.rows import sum_by, values_in
 from overlapscope.timeline.run import Run
 
 USUAL_NS: Final = 200_000

@@ -7,7 +7,7 @@ import pytest
 from overlapscope.analysis.analyze import analyze
 from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.timeline.run import Run
-from tests.support.cpu_runs.cpu_steps import Op, cpu_run
+from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
 
 
 def run(lasts: Sequence[float], name: str = "c10d::allreduce_", calls: int = 1) -> Run:
@@ -26,8 +26,8 @@ def titles(job: Run) -> list[str]:
 
 def test_what_calls_last_beyond_the_usual_is_named_with_the_rank_that_loses_most() -> None:
     assert titles(run((260, 290), calls=3)) == [
-        "hosts stand in calls that only begin a collective (c10d::allreduce_): 0.225 ms of a step in the mean, 0.270 ms "
-        "on rank 1, beyond 0.2 ms a call; the threads that transfer take their core"
+        "hosts stand in calls that only begin a collective (c10d::allreduce_): 0.225 ms of a step in the mean, "
+        "0.270 ms on rank 1, beyond 0.2 ms a call; the threads that transfer take their core"
     ]
 
 
@@ -46,4 +46,6 @@ def test_little_of_it_and_other_operations_are_not_named(job: Run, *, named: boo
 
 
 def test_a_path_says_in_which_call_a_host_stood() -> None:
-    assert "host in c10d::allreduce_ 0.900 ms" in critical_path_text(analyze(run((900, 900))).critical_path)
+    sent = Call(start=10, end=400, called_by="aten::as_strided")
+    job = cpu_run(lambda *_: [Op("aten::mm", 0, 10), sent, Op("c10d::allreduce_", 10, 900), Op("aten::mul_", 920, 990)])
+    assert "host in c10d::allreduce_ 0.908 ms" in critical_path_text(analyze(job).critical_path)

@@ -1,0 +1,82 @@
+"""Find ranges of the user in which one step alone spends long, though its length is not far from the others': a pause
+while data are fetched, an evaluation, a checkpoint."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import Finding, format_ms
+from overlapscope.analysis.common.user_ranges import times_in_ranges
+from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.run import RankTimeline, Run
+
+FEWEST_STEPS: Final = 3
+LONGER: Final = 10
+"""So many times as long as in any other step. A choice: a slower step has slower ranges, by far less."""
+WORTH: Final = 0.08
+"""Least share of the rank's median step."""
+_EVERY_STEPS: Final = re.compile(r"Optimizer\.|FSDP::|DistributedDataParallel|torch::|autograd|PP:")
+"""Ranges of frameworks, which steps that accumulate gradients lack."""
+
+
+class _OddRange(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    step: int
+    rank: int
+    ns: int
+    most_of_others_ns: int
+
+
+def odd_ranges(run: Run, windows: Mapping[int, Sequence[StepWindow]], said: Collection[Finding]) -> list[Finding]:
+    """Return a finding for each step that alone spends long in a range; none for steps whose length was `said` to be
+    odd already."""
+    named = {each.evidence.get("step") for each in said if each.id.startswith("odd_step:")}
+    found: dict[tuple[int, str], list[_OddRange]] = defaultdict(list)
+    for rank, timeline in run.ranks.items():
+        for each in _of_rank(timeline, windows.get(rank, ())):
+            if each.step not in named:
+                found[each.step, each.name].append(each)
+    longest: dict[int, list[_OddRange]] = {}
+    for (step, _), ranks in found.items():
+        longest[step] = max(longest.get(step, ranks), ranks, key=lambda each: (max(one.ns for one in each), len(each)))
+    return [_finding(ranks, run) for _, ranks in sorted(longest.items())]
+
+
+def _of_rank(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Iterator[_OddRange]:
+    steps = sorted((each.window, each.step) for each in windows if each.complete and each.window)
+    if len(steps) < FEWEST_STEPS:
+        return
+    begin, end = np.array([window for window, _ in steps], np.int64).T
+    least_ns = WORTH * float(np.median(end - begin))
+    for name, times in times_in_ranges(timeline, least_ns).items():
+        inside = BusyTime(times).within(begin, end)
+        at = int(inside.argmax())
+        others = int(np.delete(inside, at).max())
+        if inside[at] >= max(least_ns, LONGER * others) and not _EVERY_STEPS.match(name):
+            yield _OddRange(
+                name=name, step=steps[at][1], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others
+            )
+
+
+def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:
+    most = max(ranks, key=lambda each: each.ns)
+    others_ns = max(each.most_of_others_ns for each in ranks)
+    others = f"in no other step for more than {format_ms(others_ns)}" if others_ns else "in no other step"
+    evidence: dict[str, Any] = {
+        "step": most.step, "range": most.name, "range_ns": {str(each.rank): each.ns for each in ranks},
+        "most_of_others_ns": others_ns,
+    }  # fmt: skip
+    return Finding(
+        id=f"odd_range:step{most.step}",
+        severity="warning",
+        title=f"step {most.step} alone is in {short(most.name)} for {format_ms(most.ns)} "
+        f"({rank_list(each.rank for each in ranks)}), {others}",
+        evidence=evidence,
+        known_from=run.ranks[most.rank].basis,
+    )
