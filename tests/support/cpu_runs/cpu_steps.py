@@ -67,6 +67,7 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
     host: list[dict[str, Any]] = []
     work: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
     for number in range(STEPS):
 
         def at(us: float, number: int = number) -> int:
@@ -88,6 +89,8 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
             kind = ANNOTATION if isinstance(each, Mark) else OPERATION
             name = each.called_by if isinstance(each, Call) else each.name
             host.append({"lane": lane, "kind": kind, "name": name, **times})
+            if kind == ANNOTATION:
+                notes.append({"lane": lane, "name": name, "start_ns": times["start_ns"], "end_ns": times["end_ns"]})
     host.sort(key=lambda row: (row["lane"], row["start_ns"], -row["end_ns"]))
     last = EPOCH_NS + STEPS * STEP * US
     return rank_timeline(
@@ -95,6 +98,7 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
         calls=calls,
         work=work,
         host=host,
+        annotations=notes,
         has_device=False,
         recordings=[{"start_ns": EPOCH_NS, "end_ns": last, "host_events": True}],
         steps=[

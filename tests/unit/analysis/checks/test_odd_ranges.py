@@ -1,4 +1,4 @@
-"""Ranges in which one step alone spends long are named; those of all steps, short ones and those of frameworks are not."""
+"""Ranges in which one step alone spends long are named; those of all steps, short and frameworks' ones are not."""
 
 from collections.abc import Callable
 
