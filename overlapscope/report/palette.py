@@ -35,6 +35,6 @@ SEQUENCE: Final = ("accent", "exposed", "hidden", "waiting", "copy", "launch", "
 PATH_COLOURS: Final = {
     "compute": "compute", "transfer": "exposed", "communication": "exposed", "copy": "copy", "launch": "launch",
     "host": "host", "idle": "idle", "unknown": "idle", "before_recording": "idle",
-    "late_end": "waiting",
+    "late_end": "exposed",
 }  # fmt: skip
 """Of the parts of a critical path."""

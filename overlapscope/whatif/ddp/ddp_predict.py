@@ -51,6 +51,9 @@ SEVERAL: Final = 3
 """With so many measured settings a verdict rests on them alone."""
 RANGE_OF: Final = (1.0, 1.25, 1.39, 1.49, 1.57, 1.63, 1.69, 1.74, 1.77)
 """Range of 2 to 10 equal measurements over that of two: the studentized range that 10 % exceed (Tukey 1949)."""
+OF_BEST: Final = 0.5
+"""A cap that gains less than this share of the best one's gain is not as good, however noisy steps are: the present one
+may be among the noise."""
 ONE_MEASURED: Final = 2**0.5
 """The noise is that of a difference of two measured steps; a replayed gain is compared with one, which has less."""
 
@@ -407,12 +410,14 @@ def _widest(predictions: Predictions, place: int) -> str:
 
 
 def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
-    """Return the caps whose steps are the best's within the noise."""
+    """Return the caps whose steps are the best's within the noise, and that gain at least half as much."""
+    least_gain = OF_BEST * best.gain if best.gain > 0 else -1.0
     near = [
         each.knobs[CAP]
         for each in _recommendable(scenarios)
         if CAP in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
-    ]
+        and each.gain >= least_gain
+    ]  # fmt: skip
     return {CAP: list(dict.fromkeys(near))}
 
 
