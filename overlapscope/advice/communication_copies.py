@@ -13,6 +13,7 @@ from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import RankTimeline
 
 DDP_OUT: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -27,6 +28,8 @@ COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|c
 """Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 """... and a range in which all is copies."""
+SIXTEEN_BITS: Final = 2
+"""In bytes."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 
@@ -42,10 +45,10 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         return None
     main = max(spent, key=lambda kind: spent[kind])
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
-    of_fsdp = (
-        "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows\n"
-        "fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
-    )
+    of_fsdp = "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows"
+    if not _in_sixteen_bits(given):
+        half = "MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
+        of_fsdp += f"\nfully_shard(module, mp_policy={half}"
     return recommended(
         given,
         id="communication_copies",
@@ -60,6 +63,12 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         if FSDP_OUT in spent
         else ["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
     )
+
+
+def _in_sixteen_bits(given: RuleInput) -> bool:
+    """Return whether all parameters are gathered in 16 bits already."""
+    gathered = {row.dtype for row in given.analysis.collectives if row.op == "all_gather"}
+    return bool(gathered) and all(ITEM_BYTES.get(dtype or "") == SIXTEEN_BITS for dtype in gathered)
 
 
 def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:

@@ -18,7 +18,10 @@ ASSUMED: Final = "that all of it can be overlapped: the gain is an upper bound"
 
 
 def tensor_parallel(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where tensor-parallel calls are exposed for long enough."""
+    """Return the recommendation where tensor-parallel calls are exposed for long enough, on devices: what overlaps them
+    needs streams."""
+    if not given.run_has_device:
+        return None
     rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
     exposed, ops = given.exposed_ns(rows), {row.op for row in rows}
     if not given.is_worth(exposed) or _are_besides(rows, given):

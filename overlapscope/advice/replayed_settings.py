@@ -17,6 +17,7 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.ddp.recorded_steps import noted_no_ddp
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
 from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
@@ -47,6 +48,12 @@ ASSUMED: Final = {
 """What the values are, in words, that the replay varies, by their names in `overlapscope.whatif/1`."""
 
 
+OWN_BUCKETS: Final = (
+    "the recorded model is not wrapped in DistributedDataParallel, so no bucket cap is advised; `overlapscope whatif` "
+    "replays its gradients in buckets of other sizes"
+)
+
+
 def by_replay(
     run: Run,
     cross_rank: CrossRank,
@@ -67,6 +74,8 @@ def by_replay(
     result = predict_ddp(case, caps_mb)
     if keep is not None:
         keep(case, result)
+    if all(map(noted_no_ddp, run.ranks.values())):
+        return found, [OWN_BUCKETS]
     of_buckets = bucket_advice(result, ITEM_BYTES[case.recorded.dtypes[0]])
     # The predicted gain of views replaces the upper bound from the time of the copies.
     if adds_views(result) or any(each.id == "bucket_view" for each in of_buckets):

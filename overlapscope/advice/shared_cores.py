@@ -8,8 +8,8 @@ from overlapscope.analysis.stragglers.shared_cores import decides_who_is_late, w
 from overlapscope.display import percent_text
 
 WORTH: Final = 0.1
-"""Where no host waited for this share of the time, cores are no advice: some waiting is in any job whose
-threads of communication share its cores."""
+"""Where no host waited for this share of the time, nor of a typical step's critical path, cores are no advice: some
+waiting is in any job whose threads of communication share its cores."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
 
@@ -18,7 +18,10 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     found = next(
         (each for each in analysis.findings if each.id.startswith("shared_cores") and each.severity == "warning"), None
     )
-    if found is None or found.evidence.get("most_share", waited_share(found.evidence)) < WORTH:
+    if found is None:
+        return None
+    most_share = found.evidence.get("most_share", waited_share(found.evidence))
+    if max(most_share, _share_of_path(analysis)) < WORTH:
         return None
     evidence = dict(found.evidence)
     cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
@@ -71,6 +74,13 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         ],
         assumed=["that pauses would be cut to 3 ms, and that nothing else keeps that time"] if gain is not None else [],
     )
+
+
+def _share_of_path(analysis: Analysis) -> float:
+    """Return for which share of the critical path of a typical step its hosts waited for a core."""
+    path = analysis.critical_path
+    typical = next((each for each in path.steps if each.step == path.median_step), None)
+    return typical.waited_for_core_ns / typical.length_ns if typical and typical.length_ns else 0.0
 
 
 def _waited_ns(analysis: Analysis, share: float) -> int | None:

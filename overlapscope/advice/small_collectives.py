@@ -14,6 +14,7 @@ from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT
 from overlapscope.timeline.rows import factorize_rows, sort_order, unique
 from overlapscope.timeline.run import Run
+from overlapscope.whatif.ddp.recorded_steps import noted_no_ddp
 
 MOVING: Final = 0.2
 """A call is latency-bound where its bytes would take at most this share of its time at the best speed of its group. A
@@ -105,9 +106,9 @@ def _is_candidate(given: RuleInput, row: CollectiveRow, *, sharded: bool) -> boo
     # Each all-to-all of a layer needs what was computed from the one before.
     if row.op in (*POINT_TO_POINT, "all_to_all") or row.op in OPS_WITHOUT_VOLUME or not row.transfer_ns_median:
         return False
-    # Bucket sizes are recommended by the replay wherever gradients were recorded and all-reduces carry them.
+    # Bucket sizes are for the replay wherever gradients were recorded, and all-reduces of DDP carry them or may.
     reduces = row.op == "all_reduce" and row.dimension in (None, DATA) and not sharded
-    buckets = reduces and any(size(each.gradients) for each in given.run.ranks.values())
+    buckets = reduces and any(size(each.gradients) and not noted_no_ddp(each) for each in given.run.ranks.values())
     return not buckets
 
 

@@ -378,13 +378,13 @@ LINKS_OF_LOSS: Final = 500
 
 
 def longest_loss(
-    graph: Graph, ranks: Mapping[int, RankTimeline], step: int | None, start_ns: int, end_ns: int
+    graph: Graph, ranks: Mapping[int, RankTimeline], step: int | None, windows: Mapping[int, tuple[int, int]]
 ) -> LongestLoss | None:
-    """Return the longest stretch of a window in which a rank neither computed nor copied; None if there is none.
+    """Return the longest stretch of a rank's window in which it neither computed nor copied; None if there is none.
 
     Stretches that begin before what they waited for was recorded are passed over where there are others.
     """
-    lost = [each for part in graph.ranks for each in _lost(graph, part, start_ns, end_ns)]
+    lost = [each for part in graph.ranks if part.rank in windows for each in _lost(graph, part, *windows[part.rank])]
     origin_ns = min(int(graph.nodes.time_ns[part.starts()].min()) for part in graph.ranks if part.spans)
     first = None
     for start, end, rank, row in sorted(lost, key=lambda each: (each[0] - each[1], each[0]))[:MOST_ASKED]:

@@ -72,7 +72,7 @@ NEVER_WAITS: Final = 0.99
 WORK: Final = (COMPUTE, COPY, MATCHED, UNMATCHED)
 """Parts of a path in which it computes, copies or communicates."""
 
-MOST_BEFORE: Final = 0.1
+MOST_BEFORE: Final = 0.02
 """Share of the path of a typical step, at most, that lies before the recording: a first step may have begun earlier."""
 
 
@@ -178,7 +178,9 @@ def _follow(
         tests.append(tested)
         paths += answered
         if answered:
-            losses[recording] = _loss(graph, chosen, _median(answered, odd, typical_ns), cross_rank)
+            median = _median(answered, odd, typical_ns)
+            window = next((each for each in found if each.step == median.step), None)
+            losses[recording] = _loss(graph, chosen, median, window, cross_rank)
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
@@ -196,8 +198,12 @@ def _follow(
     )
 
 
-def _loss(graph: Graph, run: Run, path: FollowedPath, cross_rank: CrossRank) -> LongestLoss | None:
-    found = longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
+def _loss(
+    graph: Graph, run: Run, path: FollowedPath, window: JobWindow | None, cross_rank: CrossRank
+) -> LongestLoss | None:
+    """Return the longest loss of a step: what a rank loses before or after its own window is of another one."""
+    whole = dict.fromkeys(run.ranks, (path.start_ns, path.end_ns))
+    found = longest_loss(graph, run.ranks, path.step, whole if window is None else window.ranks)
     if found is None:
         return None
     return replace(found, chain=with_late_ends(found.chain, run.ranks, cross_rank.ended_late_ns(run)))

@@ -146,10 +146,10 @@ def no_buckets(run: Run, lacks: str) -> InputError:
     """Return the error for a run that lacks what a replay of DistributedDataParallel needs, or is of another kind."""
     if shows_ddp(run):
         return InputError(lacks)
-    return InputError(NOT_USED if all(map(_noted_no_ddp, run.ranks.values())) else NOT_SEEN)
+    return InputError(NOT_USED if all(map(noted_no_ddp, run.ranks.values())) else NOT_SEEN)
 
 
-def _noted_no_ddp(timeline: RankTimeline) -> bool:
+def noted_no_ddp(timeline: RankTimeline) -> bool:
     """Return whether capture recorded the gradients of a model, and noted that it has no DistributedDataParallel."""
     return timeline.recorded.get("ddp") == {} and bool((timeline.gradients.elements > 0).any())
 

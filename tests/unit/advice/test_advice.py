@@ -155,6 +155,27 @@ def test_sixteen_bits_are_not_tried_where_transfers_take_long_whatever_their_byt
     assert ("sixteen_bit_gradients" in [each.id for each in found]) is tried
 
 
+@pytest.mark.parametrize(
+    ("speed", "has_device", "tried"), [(0.49, False, True), (0.5, False, False), (0.5, True, True)]
+)
+def test_sixteen_bits_are_not_tried_where_cores_cast_no_faster_than_the_link(
+    speed: float, has_device: bool, tried: bool
+) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    rows = [replace(each, algbw_gbs=speed) for each in analysis.collectives]
+    known = replace(analysis, collectives=rows, run=replace(analysis.run, has_device=has_device))
+    assert ("sixteen_bit_gradients" in [each.id for each in advise(run, known)[0]]) is tried
+
+
+def test_no_cap_is_advised_to_a_model_that_is_known_to_have_no_ddp() -> None:
+    run = recorded(ONE)
+    ranks = {rank: replace(each, recorded={**each.recorded, "ddp": {}}) for rank, each in run.ranks.items()}
+    found, reasons = advise(own := replace(run, ranks=ranks), analyze(own))
+    assert not {"keep_buckets", "bucket_cap", "bucket_view"} & {each.id for each in found}
+    assert any("not wrapped in DistributedDataParallel" in each for each in reasons)
+
+
 @pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])
 def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code_differ(
     gain: float, low: float, *, tried: bool
