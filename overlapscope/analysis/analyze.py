@@ -41,7 +41,7 @@ from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.host_operations import OperationPieces, empty_ranges_ns, same_inputs
+from overlapscope.analysis.per_rank.host_operations import OperationPieces, empty_ranges_ns, other_inputs, same_inputs
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
@@ -58,6 +58,7 @@ from overlapscope.analysis.result import (
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
+from overlapscope.analysis.stragglers.lateness import attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
@@ -110,6 +111,7 @@ def analyze(
             head.step_ns,
             [*shared, *still],
             same_inputs=all(map(same_inputs, run.ranks.values())),
+            other_inputs=any(map(other_inputs, run.ranks.values())),
         ),
         *slow_enqueue(
             run,
@@ -148,6 +150,9 @@ def analyze(
             {info.rank: info.whole.idle_ns for info in ranks},
             beside_slow_links(held, links),
             sorted({each.rank for each in late} - {each.rank for each in held}),
+            {}
+            if any(each.has_device for each in run.ranks.values())
+            else attribute_blame(late_arrivals(run, cross_rank.splits, coverage)),
         ),
         findings=findings,
         recommendations=[],
@@ -331,7 +336,7 @@ def _source_info(source: Source) -> SourceInfo:
 
 def _skew(
     cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
-    held: Sequence[Straggler], in_turn: list[int],
+    held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int],
 ) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
     aligned = cross_rank.clocks.offset_ns.keys()
@@ -356,6 +361,7 @@ def _skew(
                 blame_estimate="upper_bound" if rank in partly else "matched",
                 start_of_recording_ns=each.start_wait_ns,
                 late_end_ns=each.late_end_ns,
+                delayed_ns=delayed_ns.get(rank),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

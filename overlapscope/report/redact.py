@@ -77,7 +77,7 @@ _OURS: Final = _words(
     "|comm|comms|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed"
     "|computing|connections|context|copies|copy|core|cores|cost|count|cpu|critical|damaged|data|database|ddp"
     "|deepspeed|dependency|desync|device|differ|difference|different|differing|differs|direct|dropped|dtype|dump"
-    "|dumped|duration|during|efficiency|elapse|elapsed|embedding|entered|error|events|excess|execution|expert|explain"
+    "|dumped|duration|during|efficiency|elapse|elapsed|embedding|enqueue|entered|error|events|excess|execution|expert|explain"
     "|export|exposed|fall|fastest|few|fewer|figures|files|first|flatten|flight|for|forward|found|fraction|free|fsdp|FSDP"
     "|fullest|fused|fusion|garbage|gather|gathers|gbit|gbs|gpu|gradient|gradients|graph|grew|grids|group|groups|h1|hccs"
     "|held|hidden|high|horovod|host|hosts|id|ideal|idle|imbalance|in|infiniband|info|inspector|insufficient|inter"

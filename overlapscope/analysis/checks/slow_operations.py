@@ -53,14 +53,15 @@ def slow_operations(
     others: Sequence[Finding] = (),
     *,
     same_inputs: bool = False,
+    other_inputs: bool = False,
 ) -> list[Finding]:
     """Return at most one finding; `step_ns` is the length of a median step of the job, `same_inputs` says that all
     steps are known to compute as much. Without that only the number of their operations is compared.
 
     Steps count that all ranks recorded. There is none where `others` say that hosts lack cores or stand still, which
-    says more of the same time.
+    says more of the same time, nor where the caller knows that steps had `other_inputs`.
     """
-    if lack_cores(others) or any(each.id == "standing_still" for each in others):
+    if other_inputs or lack_cores(others) or any(each.id == "standing_still" for each in others):
         return []
     steps = sorted(set.intersection(*({*each.steps} for each in of_ranks.values()))) if of_ranks else []
     if len(steps) < FEWEST or not step_ns:

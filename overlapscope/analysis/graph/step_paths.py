@@ -59,7 +59,7 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, concat, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
-from overlapscope.timeline.rows import factorize_rows, sum_by, unique
+from overlapscope.timeline.rows import factorize_rows, sort_order, sum_by, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_STEPS: Final = 11
@@ -108,13 +108,12 @@ def summed_paths(
 ) -> CriticalPath:  # fmt: skip
     """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
-    late_ns = cross_rank.ended_late_ns(run)
     pieces = cache(lambda rank: operation_pieces(run.ranks[rank]))
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path, cross_rank.clocks, pauses, pieces, late_ns) for path in found.paths],
+        steps=[_summed(run, path, cross_rank.clocks, pauses, pieces) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -176,6 +175,10 @@ def _follow(
         found = [each for each in followed if each.recording == recording]
         tested, answered = _of_recording(graph, chosen, found, odd)
         tests.append(tested)
+        late_ns = cross_rank.ended_late_ns(run) if answered else {}
+        answered = [
+            replace(each, segments=_with_late_ends(run, each.segments, cross_rank.clocks, late_ns)) for each in answered
+        ]
         paths += answered
         if answered:
             median = _median(answered, odd, typical_ns)
@@ -316,11 +319,10 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
 
 def _summed(
     run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, HostPauses],
-    pieces: Callable[[int], OperationPieces | None], late_ns: Mapping[int, Ints],
+    pieces: Callable[[int], OperationPieces | None],
 ) -> StepPath:  # fmt: skip
-    """Sum the segments of a path; `pieces` returns in which operations a rank computed, `late_ns` are as
-    `CrossRank.ended_late_ns`."""
-    segments = _with_late_ends(run, path.segments, clocks, late_ns)
+    """Sum the segments of a path; `pieces` returns in which operations a rank computed."""
+    segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
     without_work: dict[int, int] = {}
@@ -391,7 +393,8 @@ def _with_late_ends(run: Run, segments: Segments, clocks: Clocks, late_ns: Mappi
     if not cut.size:
         return segments
     late = replace(take(segments, cut), part=np.full(cut.size, ENDED_LATE, np.int8), start_ns=until[cut])
-    return concat([replace(segments, end_ns=until), late])
+    found = concat([replace(segments, end_ns=until), late])
+    return take(found, sort_order(found.start_ns, found.end_ns))
 
 
 def _in_operations(

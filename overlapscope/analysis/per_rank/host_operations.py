@@ -181,6 +181,12 @@ def same_inputs(timeline: RankTimeline) -> bool:
     return bool(shapes.size > 1 and shapes[0] != NONE and (shapes == shapes[0]).all())
 
 
+def other_inputs(timeline: RankTimeline) -> bool:
+    """Return whether the operations of some complete steps are known to have had inputs of other shapes than others."""
+    shapes = timeline.steps.input_shapes[~timeline.steps.cut]
+    return bool(unique(shapes[shapes != NONE]).size > 1)
+
+
 def _medians(key: Ints, values: Ints, keys: int) -> Floats:
     """Return the median of each key's values, the lower of two; NaN of a key without any."""
     order = np.lexsort((values, key))

@@ -70,6 +70,8 @@ LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
     ("apart", "recording"): "The ranks were recorded at different times",
 }
 """Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
+APART = 0.05
+"""Least share by which ranks differ in exposed time, for the most and the least exposed one to be named."""
 WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
 UNLIKE = 0.1
@@ -271,14 +273,19 @@ def headline_basis(head: Headline) -> str:
 
 def _most_exposed(analysis: Analysis) -> str:
     """Return which of the headline's ranks have the most and the least exposed time, by their own medians; empty where
-    the median of all lies outside of these, as it may where steps differ."""
+    the median of all lies outside of these, or the sums over steps have another order, as they may where steps differ.
+    """
     exposed = {info.rank: rank_figures(info)["exposed_comm_ns"] or 0 for info in analysis.ranks
                if info.rank in set(analysis.headline.ranks)}  # fmt: skip
     worst, least = max(exposed, key=lambda rank: exposed[rank]), min(exposed, key=lambda rank: exposed[rank])
     most, fewest = ms(exposed[worst]), ms(exposed[least])
     if most == fewest:
         return "the same on every rank"
-    if not exposed[least] <= (analysis.headline.exposed_comm_ns or 0) <= exposed[worst]:
+    sums = {
+        info.rank: sum(each.exposed_comm_ns or 0 for each in info.steps if each.complete) for info in analysis.ranks
+    }
+    same_order = all(sums[least] <= sums[rank] <= sums[worst] for rank in exposed)
+    if not same_order or not exposed[least] <= (analysis.headline.exposed_comm_ns or 0) <= exposed[worst]:
         return ""
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
 

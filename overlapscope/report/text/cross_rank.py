@@ -64,6 +64,9 @@ LARGER_INPUTS: Final[Mapping[str, str]] = {
     "more_work": "more work ({})", "longer_compute": "longer compute ({}, or it is slower)",
 }  # fmt: skip
 """Of a rank whose operations had larger inputs: where that explains most of it, and where it does not."""
+MAX_DELAYING: Final = 4
+REPEATED: Final = 1.25
+"""From this ratio on of delays to what is left of them where a lead that lasts counts once, that is said."""
 SHARES: Final = frozenset({"in_larger_grids"})
 CHANCE: Final = "chance"
 LEAST_CHANCE: Final = 1e-4
@@ -83,15 +86,23 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
 
 
 def in_flight_text(analysis: Analysis) -> list[str]:
-    """Return that sums of waits count calls in flight at once each, where a rank waited longer so than it communicated;
-    else nothing."""
+    """Return that sums of waits count calls in flight at once each, where a rank waited longer so than it communicated,
+    and what of the delays is left where a lead that lasts counts once; else nothing."""
     whole = {info.rank: info.whole for info in analysis.ranks}
     longer = any(
         each.wait_ns > own.exposed_comm_ns + (own.overlapped_ns or 0)
         for each in analysis.skew.ranks
         if (own := whole.get(each.rank)) is not None and own.exposed_comm_ns is not None
     )
-    return ["Calls in flight at once are counted each: the sums exceed the time in communication."] if longer else []
+    found = ["Calls in flight at once are counted each: the sums exceed the time in communication."] if longer else []
+    ranks = sorted(analysis.skew.ranks, key=lambda each: -each.blame_ns)[:MAX_DELAYING]
+    blame_ns, delayed_ns = sum(each.blame_ns for each in ranks), sum(each.delayed_ns or 0 for each in ranks)
+    if all(each.delayed_ns is None for each in ranks) or blame_ns <= REPEATED * delayed_ns:
+        return found
+    first, *others = ranks
+    once = f"rank {first.rank} delayed others by {ms(first.delayed_ns or 0)} ms"
+    once += "".join(f", rank {each.rank} by {ms(each.delayed_ns or 0)} ms" for each in others)
+    return [*found, f"A lead that lasts over several calls counts at each. Counted once, {once}."]
 
 
 def late_end_text(skew: Skew) -> list[str]:

@@ -103,6 +103,18 @@ def test_waits_of_calls_in_flight_at_once_are_said_to_be_counted_each(times: int
     assert any(line.startswith("Calls in flight at once are counted each") for line in lines) is said
 
 
+@pytest.mark.parametrize(("once_ms", "said"), [(40, True), (80, False), (None, False)])
+def test_a_lead_that_lasts_over_several_calls_is_said_counted_once(once_ms: int | None, *, said: bool) -> None:
+    analysis = analyze(job(fault="host"))
+    once_ns = None if once_ms is None else once_ms * 1_000_000
+    first, second = (replace(each, blame_ns=50_000_000, delayed_ns=once_ns) for each in analysis.skew.ranks[:2])
+    lines = shown_lines(with_skew(analysis, ranks=[first, replace(second, delayed_ns=None if once_ns is None else 0)]))
+    assert (
+        f"A lead that lasts over several calls counts at each. Counted once, rank {first.rank} delayed others by "
+        f"40.000 ms, rank {second.rank} by 0.000 ms." in lines
+    ) is said
+
+
 def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     lines = shown_lines(analyze(job(fault="host")))
     (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} is a straggler: it delayed the others by ")]

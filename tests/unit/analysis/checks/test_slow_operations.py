@@ -53,6 +53,12 @@ def test_an_operation_that_takes_longer_in_most_steps_is_named_with_the_fastest_
     }
 
 
+def test_steps_that_are_known_to_have_other_inputs_had_more_to_do() -> None:
+    taken = operations({"aten::mm": SLOW})
+    assert slow_operations({0: taken}, 170 * MS)
+    assert slow_operations({0: taken}, 170 * MS, other_inputs=True) == []
+
+
 @pytest.mark.parametrize(
     ("fastest_ms", "step_ms", "named"),
     [
