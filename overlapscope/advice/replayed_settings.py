@@ -17,8 +17,7 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.ddp.recorded_steps import noted_no_ddp
-from overlapscope.whatif.parallelism import parallelism_of
+from overlapscope.whatif.parallelism import noted_no_ddp, parallelism_of
 from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
 from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
 from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_graph_run

@@ -14,7 +14,7 @@ from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT
 from overlapscope.timeline.rows import factorize_rows, sort_order, unique
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp.recorded_steps import noted_no_ddp
+from overlapscope.whatif.parallelism import noted_no_ddp
 
 MOVING: Final = 0.2
 """A call is latency-bound where its bytes would take at most this share of its time at the best speed of its group. A

@@ -137,11 +137,11 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     start_of_recording_ns: int = 0
     """Of the wait time, what the spread explains with which the ranks began to record; nobody is blamed for it."""
     late_end_ns: int = 0
+    """Of it, what lies after the last member of a call began, as the call ended later than on another rank: known where
+    no device computes and ranks share a clock."""
     delayed_ns: int | None = None
     """Of `blame_ns`, without a device, what was not there at an earlier call already, nor due to another rank: a lead
     that lasts over several calls counts once. Null where it was not asked for."""
-    """Of it, what lies after the last member of a call began, as the call ended later than on another rank: known where
-    no device computes and ranks share a clock."""
     times_last: int
     idle_ns: int | None
 

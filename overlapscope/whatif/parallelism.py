@@ -78,6 +78,11 @@ def shows_ddp(run: Run) -> bool:
     return any(each.recorded.get("ddp") or any(map(DDP_NAMES.search, each.names)) for each in run.ranks.values())
 
 
+def noted_no_ddp(timeline: RankTimeline) -> bool:
+    """Return whether capture recorded the gradients of a model, and noted that it has no DistributedDataParallel."""
+    return timeline.recorded.get("ddp") == {} and bool((timeline.gradients.elements > 0).any())
+
+
 def parallelism_of(run: Run) -> Parallelism:
     """Return the kind of a recording. One with only all-reduces and gradients is assumed to be DDP."""
     found = set()

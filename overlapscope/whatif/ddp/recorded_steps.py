@@ -22,7 +22,7 @@ from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.no_sync import averages_parameters, unsynced_steps
-from overlapscope.whatif.parallelism import shows_ddp
+from overlapscope.whatif.parallelism import noted_no_ddp, shows_ddp
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 NOT_SEEN: Final = f"DistributedDataParallel is not seen in it, nor buckets that could be replayed; if it is used, {HOW}"
@@ -147,11 +147,6 @@ def no_buckets(run: Run, lacks: str) -> InputError:
     if shows_ddp(run):
         return InputError(lacks)
     return InputError(NOT_USED if all(map(noted_no_ddp, run.ranks.values())) else NOT_SEEN)
-
-
-def noted_no_ddp(timeline: RankTimeline) -> bool:
-    """Return whether capture recorded the gradients of a model, and noted that it has no DistributedDataParallel."""
-    return timeline.recorded.get("ddp") == {} and bool((timeline.gradients.elements > 0).any())
 
 
 def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:

@@ -259,14 +259,14 @@ def test_a_hypothetical_is_tried_by_the_name_of_its_knob() -> None:
 def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -> None:
     said = exact_words(_page(site, "recommendations").content)
     assert "Set bucket_cap_mb=10 (1 to 10 MiB are equally good): saves 10.816 ms a step." in said
-    for each in ("saves 10.816 ms a step (7.7\N{NO-BREAK SPACE}%)", "changes numerics: compare the loss",
+    for each in ("saves 10.816 ms a step (7.7\N{NO-BREAK SPACE}%)",
                  "overlapscope compare",
                  "Predicted by a replay: 6.964 to 14.668 ms with 90 %; from assumptions, varied within their ranges.",
                  "predicted step 129.717 ms; exposed comm 21.407 ms", "Also for DeepSpeed, Horovod",
                  "HOROVOD_FUSION_THRESHOLD=10485760", "Most of these 47.629 ms",
-                 "bf16_compress_hook", "overlap slowdown could not be measured"):  # fmt: skip
+                 "overlap slowdown could not be measured"):  # fmt: skip
         assert each in said, each
-    assert said.index("numerics unchanged") < said.index("changes numerics")
+    assert "numerics unchanged" in said
 
 
 def _recommendation(**given: Any) -> Recommendation:
