@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from overlapscope.advice.communication_copies import communication_copies
-from overlapscope.advice.computing_calls import computing_calls
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.flatten_gradients import flatten_gradients
@@ -17,6 +16,7 @@ from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
 from overlapscope.advice.losses.blocking_reductions import blocking_reductions
+from overlapscope.advice.losses.computing_calls import computing_calls
 from overlapscope.advice.losses.host_copies import host_copies
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
 from overlapscope.advice.losses.launch_bound import launch_bound

@@ -4,7 +4,9 @@ from typing import Final
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
+from overlapscope.whatif.parallelism import shows_ddp
 
 LITTLE: Final = 0.1
 """Share of a step below which compute is little. A choice."""
@@ -73,29 +75,41 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
 
 
 def overlap_without_effect(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where a framework that overlaps communication overlaps none of it."""
+    """Return the recommendation where a framework that overlaps communication overlaps none of it. Without a device
+    only where DDP sends one bucket a step: gloo's threads need cores, too."""
     used = [key for key in given.job.frameworks if key in OVERLAPPING]
     comm, overlapped = given.figures.comm_ns or 0, given.figures.overlapped_ns or 0
-    if given.job.serves or not given.run_has_device or not used:
+    if given.job.serves or not used or not (given.run_has_device or _one_bucket(given)):
         return None
     ops = {op for key in used for op in OVERLAPPED[key]}
     rows = given.analysis.collectives
     exposed = given.exposed_ns(row for row in rows if row.op in ops and row.dimension in (None, DATA))
     if not given.is_worth(exposed) or overlapped > NOTHING * comm:
         return None
+    exposed = min(exposed, given.figures.exposed_comm_ns or exposed)
+    how = OVERLAPPING[used[0]] if given.run_has_device else "DDP reduces all gradients at once, when backward ends"
     return recommended(
         given,
         id="overlap_without_effect",
-        title=f"Nothing overlaps: {OVERLAPPING[used[0]]}, but of {ms(comm)} of communication a {given.per} "
-        f"{ms(overlapped)} are overlapped",
+        title=f"Nothing overlaps: {how}, {'but ' if given.run_has_device else 'and '}of {ms(comm)} of communication a "
+        f"{given.per} {ms(overlapped)} are overlapped",
         verdict="look",
         at_most_ns=exposed,
         apply={
             "environment": f"unset {BLOCKING} CUDA_DEVICE_MAX_CONNECTIONS  # both can serialise streams",
             "ddp": "# one bucket for all gradients, or a model that is a single module, is ready only at the end",
             "fsdp2": "fully_shard(block)  # each block on its own: one call for the whole model overlaps nothing",
-        },
+        }
+        if given.run_has_device
+        else {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go while backward does"},
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
         assumed=["that all of it can be overlapped: the gain is an upper bound"],
     )
+
+
+def _one_bucket(given: RuleInput) -> bool:
+    """Return whether DDP makes one all-reduce in each step, and no replay of its buckets says more."""
+    calls = sum(row.count for row in given.analysis.collectives if row.op == "all_reduce")
+    replayed = any(size(each.gradients) for each in given.run.ranks.values())
+    return shows_ddp(given.run) and given.per == "step" and calls == given.steps and not replayed

@@ -32,6 +32,7 @@ from overlapscope.analysis.result import (
     usual_causes,
     without_outliers,
 )
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.report.formatting import (
     EXPLAIN,
@@ -437,7 +438,8 @@ def idle_text(analysis: Analysis) -> str:
     if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
         shown.append(("other", rest_ns))
     parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
-    return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
+    cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
+    return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{cores}{because and '; '}{because}."
 
 
 def empty_ranges_text(analysis: Analysis) -> str:

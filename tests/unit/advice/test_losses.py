@@ -31,6 +31,7 @@ from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.property.synthetic.job_faults import draw
+from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
 from tests.support.graph_programs import Launch, Operation, Program, Simulated, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Range, Sent
 from tests.unit.advice.test_advice_rules import always, fired, on_cores
@@ -267,6 +268,20 @@ def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
     assert "overlap_without_effect" not in fired(always(*COMPUTED, beside, ddp))
     other = msgspec.structs.replace(call, op="all_to_all")
     assert "overlap_without_effect" not in fired(always(*COMPUTED, other, ddp)), "DDP overlaps its all-reduces alone"
+
+
+@pytest.mark.parametrize(("calls", "marked", "named"), [(1, True, True), (2, True, False), (1, False, False)])
+def test_without_a_device_one_bucket_after_backward_overlaps_nothing(calls: int, *, marked: bool, named: bool) -> None:
+    ddp = [Mark("DistributedDataParallel.forward", 0, 90)] * marked
+    sent = [Call(start=500 + 100 * at, end=590 + 100 * at) for at in range(calls)]
+    run = cpu_run(lambda *_: [Op("aten::mm", 10, 490), *ddp, *sent, Op("aten::mul_", 800, 990)])
+    found = fired(run).get("overlap_without_effect")
+    assert (found is not None) == named
+    if found is not None:
+        assert found.title.startswith(
+            "Nothing overlaps: DDP reduces all gradients at once, when backward ends, and of "
+        )
+        assert found.gain_high_ns == 90 * US
 
 
 def test_a_step_with_next_to_no_compute_needs_more_of_it() -> None:

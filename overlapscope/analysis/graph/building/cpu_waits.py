@@ -42,7 +42,10 @@ OF_PAUSE: Final = 0.1
 MARKED_NS: Final = 10_000_000
 """... or so much earlier, as the thread that marks the end may lose its core twice, ..."""
 OF_WAIT: Final = 0.15
-"""... for no more than this share of the pause."""
+"""... for no more than this share of the pause; or, for one turn (WOKEN_NS), of what is left of it after the last call
+that ended in it, where that is long, ..."""
+OF_TURN: Final = 0.5
+"""... for no more than this share."""
 
 
 class CpuWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +191,9 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     found = _nearest_end(spans, asking, previous, np.zeros_like(pause), later=False)
     none = found[asking] < 0
     apart = spans.start_ns[asking] - spans.end_ns[found[asking]] > np.maximum(OF_PAUSE * pause, SILENCE_NS)
-    within = np.minimum((OF_WAIT * pause).astype(np.int64), MARKED_NS)[none | apart]
+    rest = np.where(none, pause, spans.start_ns[asking] - spans.end_ns[found[asking]])
+    turn = np.where(none | (rest >= WOKEN_NS), np.minimum(OF_TURN * rest, WOKEN_NS), 0.0)
+    within = np.maximum(np.minimum(OF_WAIT * pause, MARKED_NS), turn).astype(np.int64)[none | apart]
     marked_later = _nearest_end(spans, asking[none | apart], previous, within, later=True)
     return np.where(marked_later >= 0, marked_later, found)
 
