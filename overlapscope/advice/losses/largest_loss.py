@@ -75,7 +75,8 @@ BY_TURNS_FROM: Final = 0.25
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
     "tensor at a time), or fewer bytes; gradients: begin their calls during backward, in buckets",
-    "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
+    "tail": "# nothing but the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next "
+    "forward; a call after the optimizer: is it needed in each step?",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it; without a "
     "device also at the cores, as a host that has none transfers nothing",

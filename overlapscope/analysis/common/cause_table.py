@@ -135,8 +135,8 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="/",
     ),
     "tail": Cause(
-        label="only the optimizer follows",
-        description="where only the optimizer follows, or nothing",
+        label="nothing but the optimizer follows",
+        description="where nothing follows, or the optimizer alone",
         colour="exposed",
         pattern="|",
     ),

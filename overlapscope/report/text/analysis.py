@@ -414,7 +414,7 @@ def _causes(analysis: Analysis) -> str:
             why = "Not all calls could be matched across ranks"
         where = "what the next compute waited for holds"
         if "dependency" not in head.causes:
-            where = "what only the optimizer follows holds"
+            where = "what nothing but the optimizer follows holds"
         elif "unknown" in head.causes:
             where = "what is unknown, and what the next compute waited for, may hold"
         lines.append(f"{why}: {where} waiting for other ranks, too.")
