@@ -48,6 +48,14 @@ OF_TURN: Final = 0.5
 """... for no more than this share."""
 
 
+OF_OPEN: Final = 0.05
+"""A thread that waits for a message goes on at once if it does so after this share of the time for which it was open,
+..."""
+AT_ONCE_NS: Final = 1_000_000
+"""... up to so much: Python, such as that of a pipeline's schedule, is in that. What is at most so little of it cannot
+decide the step."""
+
+
 class CpuWaits(msgspec.Struct, frozen=True, kw_only=True):
     """Edges of a CPU run, and the moments at which its threads began collectives: calls without length."""
 
@@ -123,7 +131,9 @@ def as_long_as_awaited(spans: Spans) -> Spans:
         came = worked[np.searchsorted(worked, spans.end_ns[own], side="right") - 1]
         # Of several messages the thread waits for one after the other.
         free = np.maximum(came, ends[np.searchsorted(ends, spans.end_ns[own], side="left") - 1])
-        there = own[(came > spans.start_ns[own]) & (spans.end_ns[own] - free <= SILENCE_NS)]
+        opened = np.maximum(came - spans.start_ns[own], 0)
+        at_once = np.clip(OF_OPEN * opened, SILENCE_NS, AT_ONCE_NS)
+        there = own[(opened > 0) & (spans.end_ns[own] - free <= at_once)]
         end[there] = came[np.searchsorted(own, there)]
     return replace(spans, end_ns=end)
 

@@ -201,6 +201,17 @@ def test_a_message_that_its_thread_waited_for_at_last_ends_where_the_thread_came
     assert (("sync", bound_us, ends + 40, 40) in edges(graph)) == (bound_us == ends)
 
 
+@pytest.mark.parametrize(("waits_us", "late"), [(500, False), (501, True)])
+def test_beside_a_long_time_in_flight_a_short_wait_decides_nothing(waits_us: int, *, late: bool) -> None:
+    """The thread comes to wait 10 ms after the message was begun: up to 0.5 ms are little."""
+    ends = 10_110 + waits_us
+    graph = graph_of([
+        (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 140, 10_110, None),
+        (COMPUTE, 0, ends + 40, 20_000, None),
+    ])  # fmt: skip
+    assert ("comm", 110, ends if late else 10_110, (ends if late else 10_110) - 110) in edges(graph)
+
+
 def test_of_messages_that_a_thread_waits_for_one_after_the_other_only_the_first_may_be_late() -> None:
     graph = graph_of([
         (COMPUTE, 0, 0, 100, None), (COMM, 0, 104, 900, 102), (COMM, 0, 110, 950, 106), (COMPUTE, 0, 140, 300, None),
