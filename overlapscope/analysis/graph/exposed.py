@@ -77,10 +77,11 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
         follows = _next_compute(start, compute, pieces.starts)
         divided, pieces, causes = _by_what_bound(graph, binding, part, follows, pieces)
         follows, which = follows[divided], which[divided]
-        # On one stream the next kernel cannot run beside the call, however early it is launched.
+        # On one stream the next kernel cannot run beside the call, however early it is launched; on a thread it may
+        # have run beside a message.
         lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
         in_order = lane_of_next == part.span_lane[owner[some][which]]
-        causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
+        causes = np.where(in_order & part.on_device, DEPENDENCY, causes).astype(np.int8)
         if cause != NONE:  # what would not have helped the next compute is no delay
             causes = np.where(causes == DEPENDENCY, cause, causes).astype(np.int8)
         found.append(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from
-from overlapscope.analysis.graph.building.cpu_waits import as_long_as_awaited, cpu_waits
+from overlapscope.analysis.graph.building.cpu_waits import cpu_waits
 from overlapscope.analysis.graph.building.device_waits import device_waits
 from overlapscope.analysis.graph.building.host_calls import host_calls, program_order
 from overlapscope.analysis.graph.building.host_waits import host_waits, polled_spans
@@ -108,7 +108,6 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
 
 
 def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> RankNodes:
-    spans = as_long_as_awaited(spans)
     waits = cpu_waits(spans)
     calls, at = waits.begun_ns.size, np.arange(rows.size)
     none = np.full(calls, NONE, np.int64)

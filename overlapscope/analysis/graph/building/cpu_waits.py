@@ -71,7 +71,7 @@ def cpu_waits(spans: Spans) -> CpuWaits:
 
     Nodes are numbered as in a graph of these moments and spans: call begins, call ends, span starts, span ends.
     """
-    spans = replace(spans, lane=_lanes(spans))
+    came, spans = _come_before(spans), replace(spans, lane=_lanes(spans))
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     works = np.flatnonzero(spans.kind != COMM)
     begun = np.flatnonzero((spans.kind == COMM) & (spans.launch_ns != NONE))
@@ -84,7 +84,7 @@ def cpu_waits(spans: Spans) -> CpuWaits:
     follows = (before >= 0) & (spans.kind != COMM)
     prev = np.maximum(before, 0)
     pause = np.maximum(start - end[prev], 0)
-    awaited = _awaited(spans, np.flatnonzero(follows & (pause > OWN_NS)), prev)
+    awaited = _awaited(spans, np.flatnonzero(follows & (pause > OWN_NS)), prev, came)
     handed = _handed(spans, works, before)
     stretch = np.where(handed >= 0, 0, np.where(awaited >= 0, np.minimum(pause, CALL_TAKES_NS), pause))
     waits, over = np.flatnonzero(awaited >= 0), np.flatnonzero(handed >= 0)
@@ -114,16 +114,15 @@ def cpu_waits(spans: Spans) -> CpuWaits:
             begun.size + np.arange(begun.size), starts + begun, LAUNCH, RECORDED,
             np.where(idle_lane, taken, np.minimum(taken, quickest)),
         ),
-        *_moments(spans, works, moment, starts, ends),
+        *_moments(spans, works, moment, starts, ends, came),
     ]  # fmt: skip
     return CpuWaits(edges=edges, gap=gap, begun_ns=moment, launched_by=launched_by)
 
 
-def as_long_as_awaited(spans: Spans) -> Spans:
-    """Return the spans (by start) with messages that end where their thread came to wait for them, if it then went on
-    at once: they had come before, nobody knows when, and gloo marks their end only there."""
-    messages = _in_flight(spans)
-    end = spans.end_ns.copy()
+def _come_before(spans: Spans) -> Flags:
+    """Return which messages (of spans by start) had come before their thread waited for them, which then went on at
+    once: gloo marks their end only there, and nothing followed it."""
+    messages, found = _in_flight(spans), np.zeros(spans.lane.size, np.bool_)
     for lane in values_in(spans.lane[messages]).tolist():
         own = messages[spans.lane[messages] == lane]
         worked = np.append(NONE, np.sort(spans.end_ns[(spans.lane == lane) & (spans.kind != COMM)]))
@@ -133,9 +132,8 @@ def as_long_as_awaited(spans: Spans) -> Spans:
         free = np.maximum(came, ends[np.searchsorted(ends, spans.end_ns[own], side="left") - 1])
         opened = np.maximum(came - spans.start_ns[own], 0)
         at_once = np.clip(OF_OPEN * opened, SILENCE_NS, AT_ONCE_NS)
-        there = own[(opened > 0) & (spans.end_ns[own] - free <= at_once)]
-        end[there] = came[np.searchsorted(own, there)]
-    return replace(spans, end_ns=end)
+        found[own[(opened > 0) & (spans.end_ns[own] - free <= at_once)]] = True
+    return found
 
 
 def _in_flight(spans: Spans) -> Ints:
@@ -158,8 +156,9 @@ def _lanes(spans: Spans) -> Ints:
     return lane
 
 
-def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) -> list[Edges]:
-    """Return the edges that lead to the moments at which collectives began: in an operation, or after one."""
+def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int, came: Flags) -> list[Edges]:
+    """Return the edges that lead to the moments at which collectives began: in an operation, or after one; `came` are
+    messages that nothing waited for."""
     if not works.size:
         return []
     # Operations may follow on one another without a gap: what begins comes after what ends.
@@ -175,10 +174,10 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     taken = moment[there] - times[before]
     # Between operations a thread may have waited for a collective, and then begin the next one at once. Where it went
     # on for longer than it can have waited, it did something else, which was not recorded.
-    comm = np.flatnonzero(spans.kind == COMM)
+    comm = np.flatnonzero((spans.kind == COMM) & ~came)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     last = np.searchsorted(spans.end_ns[by_end], moment[there], side="right") - 1
-    awaited = by_end[np.maximum(last, 0)]  # a moment begins a collective: there is one
+    awaited = by_end[np.maximum(last, 0)] if by_end.size else there
     ended = np.where(last >= 0, spans.end_ns[awaited], NONE)
     after = moment[there] - ended
     at_once = after <= np.maximum(ended - times[before], SILENCE_NS)
@@ -191,28 +190,28 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     ]
 
 
-def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
+def _awaited(spans: Spans, asking: Ints, previous: Ints, came: Flags) -> Ints:
     """Return the collective, begun before, that each of `asking` waited for in the gap before it; -1 for none.
 
     It is the one that ended last in the gap, if that was at its end; else, if there is one, the first whose end was
     marked soon after: a thread that waits for several goes on after each.
     """
     pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
-    found = _nearest_end(spans, asking, previous, np.zeros_like(pause), later=False)
+    found = _nearest_end(spans, asking, previous, np.zeros_like(pause), came, later=False)
     none = found[asking] < 0
     apart = spans.start_ns[asking] - spans.end_ns[found[asking]] > np.maximum(OF_PAUSE * pause, SILENCE_NS)
     rest = np.where(none, pause, spans.start_ns[asking] - spans.end_ns[found[asking]])
     turn = np.where(none | (rest >= WOKEN_NS), np.minimum(OF_TURN * rest, WOKEN_NS), 0.0)
     within = np.maximum(np.minimum(OF_WAIT * pause, MARKED_NS), turn).astype(np.int64)[none | apart]
-    marked_later = _nearest_end(spans, asking[none | apart], previous, within, later=True)
+    marked_later = _nearest_end(spans, asking[none | apart], previous, within, came, later=True)
     return np.where(marked_later >= 0, marked_later, found)
 
 
-def _nearest_end(spans: Spans, asking: Ints, previous: Ints, within_ns: Ints, *, later: bool) -> Ints:
+def _nearest_end(spans: Spans, asking: Ints, previous: Ints, within_ns: Ints, came: Flags, *, later: bool) -> Ints:
     """Return the collective, begun before, that ended last in the gap before each of `asking`; or, if `later`, the
     first that ended after the gap, up to so much later. -1 for none."""
     found = np.full(spans.lane.size, -1, np.int64)
-    comm = np.flatnonzero(spans.kind == COMM)
+    comm = np.flatnonzero((spans.kind == COMM) & ~came)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     ends = spans.end_ns[by_end]
     step = 1 if later else -1

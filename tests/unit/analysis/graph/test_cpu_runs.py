@@ -183,22 +183,20 @@ def test_what_a_thread_does_after_a_message_that_does_not_block_follows_no_end_o
 
 
 @pytest.mark.parametrize(
-    ("ends", "bound_us"),
+    ("ends", "awaited"),
     [
-        pytest.param(360, 300, id="its thread waited for 60 us: it had come before"),
-        pytest.param(500, 300, id="for 200 us"),
-        pytest.param(501, 501, id="for longer: the thread waited for it"),
+        pytest.param(360, False, id="its thread waited for 60 us: it had come before"),
+        pytest.param(500, False, id="for 200 us"),
+        pytest.param(501, True, id="for longer: the thread waited for it"),
     ],
 )
-def test_a_message_that_its_thread_waited_for_at_last_ends_where_the_thread_came_to_wait(
-    ends: int, bound_us: int
-) -> None:
+def test_nothing_follows_a_message_that_had_come_before_its_thread_waited_for_it(ends: int, *, awaited: bool) -> None:
     graph = graph_of([
         (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 120, 300, None),
         (COMPUTE, 0, ends + 40, 700, None),
     ])  # fmt: skip
-    assert ("comm", 110, bound_us, bound_us - 110) in edges(graph)
-    assert (("sync", bound_us, ends + 40, 40) in edges(graph)) == (bound_us == ends)
+    assert ("host", 300, ends + 40, 5 if awaited else ends - 260) in edges(graph)
+    assert (("sync", ends, ends + 40, 40) in edges(graph)) == awaited
 
 
 @pytest.mark.parametrize(("waits_us", "late"), [(500, False), (501, True)])
@@ -209,7 +207,25 @@ def test_beside_a_long_time_in_flight_a_short_wait_decides_nothing(waits_us: int
         (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 140, 10_110, None),
         (COMPUTE, 0, ends + 40, 20_000, None),
     ])  # fmt: skip
-    assert ("comm", 110, ends if late else 10_110, (ends if late else 10_110) - 110) in edges(graph)
+    assert (("sync", ends, ends + 40, 40) in edges(graph)) == late
+
+
+@pytest.mark.parametrize("waits_us", [60, 400])
+def test_all_that_a_message_exposes_has_a_cause(waits_us: int) -> None:
+    """Where it had come before, that is the host's time; else the next compute waited for it."""
+    ends = 300 + waits_us
+    graph = graph_of([
+        (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 120, 300, None),
+        (COMPUTE, 0, ends + 40, 900, None),
+    ])  # fmt: skip
+    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
+    found = {
+        cause: int((pieces.end_ns - pieces.start_ns)[pieces.cause == at].sum()) // US
+        for at, cause in enumerate(EXPOSED_CAUSES)
+        if (pieces.cause == at).any()
+    }
+    # 10 us before the compute beside it, whose start follows what came before it.
+    assert found == ({"host_not_ready": 10 + waits_us} if waits_us == 60 else {"host_not_ready": 10, "dependency": 400})
 
 
 def test_of_messages_that_a_thread_waits_for_one_after_the_other_only_the_first_may_be_late() -> None:
@@ -217,7 +233,9 @@ def test_of_messages_that_a_thread_waits_for_one_after_the_other_only_the_first_
         (COMPUTE, 0, 0, 100, None), (COMM, 0, 104, 900, 102), (COMM, 0, 110, 950, 106), (COMPUTE, 0, 140, 300, None),
         (COMPUTE, 0, 960, 1000, None),
     ])  # fmt: skip
-    assert {("comm", 104, 900, 796), ("comm", 110, 300, 190), ("sync", 900, 960, 60)} <= edges(graph)
+    found = edges(graph)
+    assert ("sync", 900, 960, 60) in found
+    assert not any(before == 950 for kind, before, _, _ in found if kind == "sync")
 
 
 def test_a_thread_goes_on_where_another_stopped() -> None:
