@@ -9,7 +9,7 @@ from overlapscope.advice.rule_input import ms
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
 from overlapscope.analysis.result import Analysis, Recommendation, waited_for
-from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
+from overlapscope.analysis.stragglers.stragglers import WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
 
 DOMINATES: Final = 0.5
@@ -61,6 +61,7 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
     exposed_wait_ns: int | None
     """What of the wait time no compute overlaps; None where that is not known."""
     blame_ns: Mapping[int, int]
+    on_device: bool
     left_out: int | None = None
     """The step."""
 
@@ -72,7 +73,8 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
         """Return whether wait time matters to the recording, where nobody in particular is waited for."""
         least_ns = WEIGHS * self.window_ns
         exposed_ns = self.wait_ns if self.exposed_wait_ns is None else self.exposed_wait_ns
-        return exposed_ns >= least_ns and self.wait_ns >= max(least_ns, OF_IDLE * self.idle_ns)
+        least_exposed_ns = (WEIGHS if self.on_device else WEIGHS_ON_HOST) * self.window_ns
+        return exposed_ns >= least_exposed_ns and self.wait_ns >= max(least_ns, OF_IDLE * self.idle_ns)
 
 
 def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {}) -> Recommendation | None:
@@ -90,6 +92,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         idle_ns=sum(each.idle_ns or 0 for each in ranks),
         exposed_wait_ns=_sum(each.whole.exposed_wait_ns if each.whole.comm_ns else None for each in analysis.ranks),
         blame_ns={each.rank: each.blame_ns for each in ranks},
+        on_device=analysis.run.has_device,
     )
     straggler = max(held, key=lambda each: each.blame_ns, default=None)
     worth = straggler is not None and straggler.removal_ns is not None
@@ -146,6 +149,7 @@ def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analys
         idle_ns=found.idle_ns - sum(each.idle_ns or 0 for each in theirs),
         exposed_wait_ns=_sum([found.exposed_wait_ns, *(_negative(each.exposed_wait_ns) for each in theirs)]),
         blame_ns={rank: ns - own.blame_ns.get(rank, 0) for rank, ns in found.blame_ns.items()},
+        on_device=found.on_device,
         left_out=most,
     )
 
