@@ -75,7 +75,9 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
 
     def ended_late_ns(self, run: Run) -> dict[int, Ints]:
         """Return for each row of a rank's `Collectives` how long before its end the call had ended on another member; 0
-        with a device, without a common clock, or where that was before the last member began."""
+        with a device, without a common clock, or where that was before the last member began.
+
+        `run` may have some of the ranks alone."""
         found = {rank: np.zeros(timeline.collectives.op.size, np.int64) for rank, timeline in run.ranks.items()}
         for split in self.splits:
             if split.began_ns is None:
@@ -84,7 +86,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
             first = ends.min(axis=0)
             known = first >= self.clocks.starts(split.block).max(axis=0)
             for rank, rows, late in zip(split.block.ranks, split.block.rows, ends - first, strict=True):
-                found[rank][rows] = np.where(known, np.rint(late), 0)
+                if rank in found:
+                    found[rank][rows] = np.where(known, np.rint(late), 0)
         return found
 
 
