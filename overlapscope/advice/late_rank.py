@@ -183,13 +183,18 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
         waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        whom = waited_for(found.blame_ns, analysis)
+        whom = waited_for(_once(analysis) if found.left_out is None else found.blame_ns, analysis)
         return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = straggler.late_in if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}, which no setting of communication shortens"
+
+
+def _once(analysis: Analysis) -> dict[int, int]:
+    """Return the blame of each rank, of leads that last over several calls once, where that is known."""
+    return {each.rank: each.blame_ns if each.delayed_ns is None else each.delayed_ns for each in analysis.skew.ranks}
 
 
 def _where(straggler: Straggler) -> str:

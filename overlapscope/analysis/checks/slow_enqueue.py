@@ -30,7 +30,8 @@ def slow_enqueue(
 ) -> list[Finding]:
     """Return at most one finding: for how long, beyond what is usual, hosts stood in calls that begin collectives.
 
-    That is what each call lasts beyond USUAL_NS, in the mean of a rank's complete steps; one takes `step_ns`.
+    That is what each call lasts beyond USUAL_NS, without copies and other operations in it, in the mean of a rank's
+    complete steps; one takes `step_ns`.
     """
     stood = {
         rank: _in_steps(own, steps)
@@ -67,5 +68,5 @@ def _in_steps(calls: EnqueuingCalls, steps: Sequence[tuple[int, int]]) -> Ints:
     begin, end = np.array(sorted(steps), np.int64).T
     at = np.searchsorted(begin, calls.start_ns, side="right") - 1
     inside = (at >= 0) & (calls.start_ns < end[at])
-    beyond = np.maximum(calls.end_ns - calls.start_ns - USUAL_NS, 0)
+    beyond = np.maximum(calls.own_ns - USUAL_NS, 0)
     return sum_by(at[inside], beyond[inside], begin.size)

@@ -26,7 +26,7 @@ from overlapscope.timeline.columns import (
     make,
     take,
 )
-from overlapscope.timeline.intervals import Intervals, parts_inside, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, parts_inside, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import AUTOGRAD_NODE
@@ -105,6 +105,8 @@ class EnqueuingCalls(Columns, frozen=True, kw_only=True):
     name: Codes
     start_ns: Ints
     end_ns: Ints
+    own_ns: Ints
+    """How long each lasted without other operations in it, such as copies of its input."""
 
 
 def enqueuing_calls(timeline: RankTimeline) -> EnqueuingCalls | None:
@@ -113,11 +115,21 @@ def enqueuing_calls(timeline: RankTimeline) -> EnqueuingCalls | None:
     if timeline.has_device or not timeline.has_host_events:
         return None
     host = select_host_spans(timeline.host, (OPERATION,))
-    rows = np.flatnonzero(rows_named(host.name, timeline.names, _ENQUEUES.match))
+    enqueues = rows_named(host.name, timeline.names, _ENQUEUES.match)
+    rows = np.flatnonzero(enqueues)
     rows = rows[sort_order(host.lane[rows], host.start_ns[rows])]
+    inside = np.zeros(rows.size, np.int64)
+    for lane in values_in(host.lane[rows]).tolist():
+        own, others = host.lane[rows] == lane, (host.lane == lane) & ~enqueues
+        busy = BusyTime(union((host.start_ns[others], host.end_ns[others])))
+        calls = rows[own]
+        # What lies around a call is no part of it: a call in another operation has none inside that is not its own.
+        around = busy.within(host.start_ns[calls] - 1, host.start_ns[calls]) > 0
+        inside[own] = np.where(around, 0, busy.within(host.start_ns[calls], host.end_ns[calls]))
+    start, end = host.start_ns[rows], host.end_ns[rows]
     return make(
-        EnqueuingCalls, rows.size, lane=host.lane[rows], name=host.name[rows], start_ns=host.start_ns[rows],
-        end_ns=host.end_ns[rows],
+        EnqueuingCalls, rows.size, lane=host.lane[rows], name=host.name[rows], start_ns=start, end_ns=end,
+        own_ns=end - start - inside,
     )  # fmt: skip
 
 

@@ -45,6 +45,18 @@ def test_little_of_it_and_other_operations_are_not_named(job: Run, *, named: boo
     assert bool(titles(job)) == named
 
 
+def test_a_copy_inside_of_the_call_is_no_standing_still() -> None:
+    def job(copies_us: float) -> Run:
+        inside = [Op("aten::clone", 30, 30 + copies_us), Op("aten::copy_", 31, 29 + copies_us)]
+        return cpu_run(
+            lambda *_: [Op("aten::mm", 0, 10), Op("c10d::_reduce_scatter_base_", 20, 320), *inside,
+                        Op("aten::mul_", 980, 990)]
+        )  # fmt: skip
+
+    assert titles(job(60)), "240 us of its own"
+    assert not titles(job(80))
+
+
 def test_a_path_says_in_which_call_a_host_stood() -> None:
     """From the end of the collective on, which it began at 10 us, until 900 us, as the next operation follows."""
     sent = Call(start=10, end=400, called_by="aten::as_strided")
