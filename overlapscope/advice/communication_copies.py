@@ -10,6 +10,7 @@ import numpy as np
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
+from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
@@ -28,6 +29,8 @@ COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|c
 """Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 """... and a range in which all is copies."""
+NONE_CODE: Final = -1
+"""Of a name that is not known."""
 SIXTEEN_BITS: Final = 2
 """In bytes."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
@@ -45,10 +48,9 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         return None
     main = max(spent, key=lambda kind: spent[kind])
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
-    of_fsdp = "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows"
-    if not _in_sixteen_bits(given):
-        half = "MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
-        of_fsdp += f"\nfully_shard(module, mp_policy={half}"
+    of_fsdp = _fsdp_code(given) if FSDP_OUT in spent else ""
+    if main == FSDP_OUT and not of_fsdp:  # what would save them is in effect
+        return None
     return recommended(
         given,
         id="communication_copies",
@@ -56,13 +58,32 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         # What copies less with FSDP2 gathers less, too: the copies bound no gain.
         at_most_ns=None if FSDP_OUT in spent else total,
         loss_ns=round(total),
-        apply={**({"ddp": of_ddp} if DDP in spent else {}), **({"fsdp2": of_fsdp} if FSDP_OUT in spent else {})},
+        apply={**({"ddp": of_ddp} if DDP in spent else {}), **({"fsdp2": of_fsdp} if of_fsdp else {})},
         evidence={kind: round(ns) for kind, ns in spent.items()},
         measured=["the time of the copies"],
         assumed=[]
         if FSDP_OUT in spent
         else ["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
     )
+
+
+def _fsdp_code(given: RuleInput) -> str:
+    """Return what copies less with FSDP2; empty where all of it is in effect."""
+    gathers = "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows"
+    half = "fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
+    found = [gathers] * _gathers_in_backward(given) + [half] * (not _in_sixteen_bits(given))
+    return "\n".join(found)
+
+
+def _gathers_in_backward(given: RuleInput) -> bool:
+    """Return whether parameters are gathered in backward, or may be, as phases are not known."""
+    for timeline, _ in given.some_ranks():
+        calls, names = timeline.collectives, timeline.names
+        gathers = rows_named(calls.op, names, "all_gather".__eq__)
+        phases = rows_named(calls.phase[gathers], names, (BACKWARD, "").__contains__)
+        if phases.any() or (calls.phase[gathers] == NONE_CODE).any():
+            return True
+    return False
 
 
 def _in_sixteen_bits(given: RuleInput) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 from overlapscope.advice.rule_input import ms
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, waited_for
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
@@ -90,7 +91,9 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
         window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
         idle_ns=sum(each.idle_ns or 0 for each in ranks),
-        exposed_wait_ns=_sum(each.whole.exposed_wait_ns if each.whole.comm_ns else None for each in analysis.ranks),
+        exposed_wait_ns=_sum(_waits_ns(each.whole) for each in analysis.ranks)
+        if any(each.whole.comm_ns for each in analysis.ranks)
+        else None,
         blame_ns={each.rank: each.blame_ns for each in ranks},
         on_device=analysis.run.has_device,
     )
@@ -105,7 +108,8 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
     head = analysis.headline
     window_of: Literal["step", "recording"] = "recording" if head.window == "recording" else "step"
     steps = max(head.steps, 1) if window_of == "step" else 1
-    rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
+    blame_ns = _once(analysis) if found.left_out is None else found.blame_ns
+    rank = straggler.rank if straggler else max(blame_ns, key=blame_ns.__getitem__)
     return Recommendation(
         id="late_rank",
         title=_title(straggler, rank, found, analysis),
@@ -147,11 +151,18 @@ def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analys
         wait_ns=found.wait_ns - own.wait_ns,
         window_ns=found.window_ns - sum(each.window_ns or 0 for each in theirs),
         idle_ns=found.idle_ns - sum(each.idle_ns or 0 for each in theirs),
-        exposed_wait_ns=_sum([found.exposed_wait_ns, *(_negative(each.exposed_wait_ns) for each in theirs)]),
+        exposed_wait_ns=_sum([found.exposed_wait_ns, *(_negative(_waits_ns(each)) for each in theirs)]),
         blame_ns={rank: ns - own.blame_ns.get(rank, 0) for rank, ns in found.blame_ns.items()},
         on_device=found.on_device,
         left_out=most,
     )
+
+
+def _waits_ns(of: Breakdown) -> int | None:
+    """Return the exposed waiting for late ranks, without late ends of calls; None where waiting is not known."""
+    if of.comm_ns and of.exposed_wait_ns is None:
+        return None
+    return sum((of.causes or {}).get(cause, 0) for cause in WAITS_FOR_LATE_RANK)
 
 
 def _sum(each_ns: Iterable[int | None]) -> int | None:

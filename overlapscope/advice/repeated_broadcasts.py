@@ -1,5 +1,6 @@
-"""Rule: each step broadcasts the same tensors, which ranks that update them alike need not send."""
+"""Rule: each step broadcasts tensors of the same sizes, which ranks that update them alike need not send."""
 
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -9,8 +10,9 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.build.host_ranges import DDP_BUFFERS
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_STEPS: Final = 3
@@ -37,7 +39,8 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
     exposed = given.exposed_ns(row for row in given.analysis.collectives if row.op == "broadcast")
     if one is None or None in found or not given.is_worth(exposed):
         return None
-    what = "DDP broadcasts its buffers" if one.of_buffers else "each step broadcasts the same tensors"
+    what = "DDP broadcasts its buffers" if one.of_buffers else "each step broadcasts tensors of the same sizes"
+    calls = "one call" if one.calls == 1 else f"{one.calls} calls"
     unless = (
         "needed where they differ between ranks and are read"
         if one.of_buffers
@@ -46,7 +49,7 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="repeated_broadcasts",
-        title=f"Broadcast less: {what}, {one.size_bytes / 1e6:.1f} MB in {one.calls} calls, and {ms(exposed)} of a "
+        title=f"Broadcast less: {what}, {one.size_bytes / 1e6:.1f} MB in {calls}, and {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed for it; {unless}",
         at_most_ns=exposed,
         apply={"ddp": "DistributedDataParallel(model, broadcast_buffers=False)  # or SyncBatchNorm"}
@@ -64,17 +67,19 @@ def _broadcasts(timeline: RankTimeline, windows: Windows) -> _Broadcasts | None:
     calls, names = timeline.collectives, timeline.names
     if any(OWN_PARTS in name for name in names):
         return None
-    inside = np.zeros(calls.op.size, np.bool_)
-    for start, end in windows:
-        inside |= (calls.start_ns >= start) & (calls.start_ns < end)
-    rows = np.flatnonzero(rows_named(calls.op, names, "broadcast".__eq__) & (calls.step != NONE) & inside)
-    if (calls.bytes[rows] == NONE).any():
+    other = rows_named(calls.dimension, names, lambda name: name not in ("", DATA))
+    rows = np.flatnonzero(rows_named(calls.op, names, "broadcast".__eq__) & (calls.step != NONE) & ~other)
+    begin, end = np.array(sorted(windows), np.int64).reshape(-1, 2).T
+    at = np.searchsorted(begin, calls.start_ns[rows], side="right") - 1
+    inside = (at >= 0) & (calls.start_ns[rows] < end[np.maximum(at, 0)]) if begin.size else np.zeros(0, np.bool_)
+    rows = rows[inside] if begin.size else rows[:0]
+    if not rows.size or (calls.bytes[rows] == NONE).any():
         return None
-    steps = [rows[calls.step[rows] == step] for step in unique(calls.step[rows]).tolist()]
-    sizes = [tuple(np.sort(calls.bytes[own]).tolist()) for own in steps]
-    usual = max(set(sizes), key=sizes.count, default=())
-    every = max(len(windows), len(steps))
-    if every < FEWEST_STEPS or sizes.count(usual) < MOSTLY * every or sum(usual) < LEAST_BYTES:
+    rows = rows[sort_order(calls.step[rows], calls.bytes[rows])]
+    cuts = np.flatnonzero(np.diff(calls.step[rows])) + 1
+    sizes = Counter(tuple(own.tolist()) for own in np.split(calls.bytes[rows], cuts))
+    (usual, times), every = sizes.most_common(1)[0], max(len(windows), sizes.total())
+    if every < FEWEST_STEPS or times < MOSTLY * every or sum(usual) < LEAST_BYTES:
         return None
     buffers = rows_named(calls.module[rows], names, DDP_BUFFERS.__eq__)
     return _Broadcasts(calls=len(usual), size_bytes=sum(usual), of_buffers=bool(buffers.all()))

@@ -7,6 +7,8 @@ when parameters are gathered, how long they stay gathered, and how many modules 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -34,6 +36,9 @@ APPLY: Final = {
 }
 """Code for FSDP2 (torch 2.6 and later) by knob."""
 
+FSDP1: Final = "FullyShardedDataParallel."
+"""In names of the ranges of FSDP's first version, which has other settings."""
+SHARD_GRAD_OP: Final = "FullyShardedDataParallel(module, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)"
 ASSUMED: Final = {
     "per_bucket_us": "what a bucket costs its host",
     "latency_us": "the part of a transfer that does not depend on its bytes",
@@ -92,7 +97,16 @@ def _by_fsdp_replay(
         result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    return [*fsdp_advice(result), *found], fsdp_reasons(result.reasons)
+    advised = fsdp_advice(result)
+    if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
+        advised = [_for_fsdp1(each) for each in advised]
+    return [*advised, *found], fsdp_reasons(result.reasons)
+
+
+def _for_fsdp1(each: Recommendation) -> Recommendation:
+    """Return a recommendation with code for FullyShardedDataParallel, where that has the same setting."""
+    same = each.knobs == {"reshard_after_forward": False}
+    return msgspec.structs.replace(each, apply={"fsdp2": SHARD_GRAD_OP} if same else {})
 
 
 def fsdp_reasons(reasons: Sequence[str]) -> list[str]:

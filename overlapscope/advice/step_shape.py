@@ -20,6 +20,9 @@ OVERLAPPING: Final = {
 """What these do unless they are kept from it."""
 OVERLAPPED: Final = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter", "all_reduce")}
 """The operations that they overlap; others may be needed at once."""
+BUCKET_BYTES: Final = 1 << 20
+LEAST_BUCKETS: Final = 2
+"""Of BUCKET_BYTES each, that gradients of known size would make."""
 BLOCKING: Final = "CUDA_LAUNCH_BLOCKING"
 
 
@@ -101,7 +104,7 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
             "fsdp2": "fully_shard(block)  # each block on its own: one call for the whole model overlaps nothing",
         }
         if given.run_has_device
-        else {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go while backward does"},
+        else {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go beside backward"},
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
         assumed=["that all of it can be overlapped: the gain is an upper bound"],
@@ -110,6 +113,9 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
 
 def _one_bucket(given: RuleInput) -> bool:
     """Return whether DDP makes one all-reduce in each step, and no replay of its buckets says more."""
-    calls = sum(row.count for row in given.analysis.collectives if row.op == "all_reduce")
+    rows = [row for row in given.analysis.collectives if row.op == "all_reduce"]
+    calls = sum(row.count for row in rows)
+    if any(row.bytes is not None and row.bytes < LEAST_BUCKETS * BUCKET_BYTES for row in rows):
+        return False
     replayed = any(size(each.gradients) for each in given.run.ranks.values())
     return shows_ddp(given.run) and given.per == "step" and calls == given.steps and not replayed

@@ -20,6 +20,7 @@ from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
 from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
 from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
@@ -121,7 +122,8 @@ def analyze(
         ),
         *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
         *times,
-        *odd_ranges(run, windows, times),
+        *odd_ranges(run, times),
+        *recurring_pauses(run, windows, coverage, head.step_ns),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
@@ -150,7 +152,7 @@ def analyze(
             {info.rank: info.whole.idle_ns for info in ranks},
             beside_slow_links(held, links),
             sorted({each.rank for each in late} - {each.rank for each in held}),
-            {}
+            None
             if any(each.has_device for each in run.ranks.values())
             else attribute_blame(late_arrivals(run, cross_rank.splits, coverage)),
         ),
@@ -336,7 +338,7 @@ def _source_info(source: Source) -> SourceInfo:
 
 def _skew(
     cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
-    held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int],
+    held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int] | None,
 ) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
     aligned = cross_rank.clocks.offset_ns.keys()
@@ -361,7 +363,7 @@ def _skew(
                 blame_estimate="upper_bound" if rank in partly else "matched",
                 start_of_recording_ns=each.start_wait_ns,
                 late_end_ns=each.late_end_ns,
-                delayed_ns=delayed_ns.get(rank),
+                delayed_ns=None if delayed_ns is None else delayed_ns.get(rank, 0),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

@@ -140,8 +140,8 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     """Of it, what lies after the last member of a call began, as the call ended later than on another rank: known where
     no device computes and ranks share a clock."""
     delayed_ns: int | None = None
-    """Of `blame_ns`, without a device, what was not there at an earlier call already, nor due to another rank: a lead
-    that lasts over several calls counts once. Null where it was not asked for."""
+    """Without a device: as `blame_ns`, but of a lead only what is younger than the call before, and less what other
+    ranks made it late by, which is theirs. Null with a device."""
     times_last: int
     idle_ns: int | None
 

@@ -89,7 +89,7 @@ _OURS: Final = _words(
     "|others|out|output|outside|overlap|overlapped|overlapscope|p2p|pairs|parallelism|path|paths|paused|pausing|pcie|peer|peers|per|perfetto"
     "|pipeline|plugin|possible|potential|power|predicted|preparing|profiler|progress|queue|queued|range|rank|ranks|ratio"
     "|rdma|reasons|received|receiver|receiving|recorded|recorder|recording|recv|reduce|reducescatter|regrouped|repair"
-    "|repaired|repeated|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender|sending|seq|setting|share"
+    "|pause|recurring|repaired|repeated|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender|sending|seq|setting|share"
     "|shared|shrank|sided|since|single|sixteen|size|sizes|slow|slowdown|slowing|slower|slowest|slowness|sm|small|socket"
     "|software|source|spans|stage|stages|stand|standing|start|starts|stated|step|steps|still|straggler|stuck|synchronisation"
     "|synchronising|synchronization|table|tail|telemetry|tensor|tensors|tests|text|the|throttle|throttled|ticks|time"

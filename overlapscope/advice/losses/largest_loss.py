@@ -34,6 +34,7 @@ from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.whatif.parallelism import shows_ddp
 
 MOST_OPS: Final = 3
 ADDRESSED: Final = 0.5
@@ -78,8 +79,7 @@ INSTEAD: Final = {
     "tail": "# nothing but the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next "
     "forward; a call after the optimizer: is it needed in each step?",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
-    "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it; without a "
-    "device also at the cores, as a host that has none transfers nothing",
+    "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
     "pipeline": "# more micro-batches in each step, or stages in turn (interleaved): a stage waits while the pipeline "
     "fills and empties",
     "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "
@@ -95,6 +95,15 @@ INSTEAD: Final = {
     OF_LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
+SLOW_ON_CORES: Final = (
+    "# some calls take longer than their like: a thread that has no core transfers nothing, so look at the cores first "
+    "(top -H), then at the link and what else uses it"
+)
+IN_BUCKETS: Final = "# gradients go in buckets beside backward already: overlapscope whatif RUN replays other caps"
+IN_BUCKETS_ON_CORES: Final = (
+    f"{IN_BUCKETS}; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
+)
+"""What to do about a late rest of gradients that are overlapped."""
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
 LOOK_AT_STEPS: Final = (
     "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
@@ -275,12 +284,8 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     """Return what to do about a cause; of time that may be waiting, to record what says so, if anything was not."""
     if given.job.serves or cause not in INSTEAD:
         return {}
-    if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
-        return {"torch": UNEVEN_STAGES}
-    if cause == "peer_compute" and given.is_whole and _wait_by_turns(given.analysis):
-        return {"torch": BY_TURNS}
     if cause != "unknown":
-        return {"torch": INSTEAD[cause]}
+        return {"torch": _instead(given, cause)}
     hosts_seen = all(each.no_causes_reason != "no_host_events" for each in given.analysis.ranks)
     unsized = given.analysis.skew.unmatched > 0 and any(map(_lacks_shapes, (rank for rank, _ in given.some_ranks())))
     lacks = ((ALL_RANKS, not given.is_whole), (HOST_EVENTS, not hosts_seen), (SHAPES, unsized))
@@ -288,6 +293,19 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     if not lacking:
         return {"torch": INSTEAD["dependency"]} if "dependency" in given.figures.causes else {}
     return {"torch": INSTEAD[cause].format(lacking=", ".join(lacking))}
+
+
+def _instead(given: RuleInput, cause: str) -> str:
+    """Return what to do about a cause, for this kind of job and of recording."""
+    if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
+        return UNEVEN_STAGES
+    if cause == "peer_compute" and given.is_whole and _wait_by_turns(given.analysis):
+        return BY_TURNS
+    if cause == "slow_transfer" and not given.run_has_device:
+        return SLOW_ON_CORES
+    if cause == "dependency" and shows_ddp(given.run) and given.figures.overlapped_ns:
+        return IN_BUCKETS if given.run_has_device else IN_BUCKETS_ON_CORES
+    return INSTEAD[cause]
 
 
 def _lacks_shapes(timeline: RankTimeline) -> bool:

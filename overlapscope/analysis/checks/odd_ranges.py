@@ -3,7 +3,7 @@ while data are fetched, an evaluation, a checkpoint."""
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +12,8 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
-from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.rows import sort_order, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST_STEPS: Final = 3
@@ -33,13 +33,13 @@ class _OddRange(msgspec.Struct, frozen=True, kw_only=True):
     most_of_others_ns: int
 
 
-def odd_ranges(run: Run, windows: Mapping[int, Sequence[StepWindow]], said: Collection[Finding]) -> list[Finding]:
+def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
     """Return a finding for each step that alone spends long in a range; none for steps whose length was `said` to be
     odd already."""
     named = {each.evidence.get("step") for each in said if each.id.startswith("odd_step:")}
     found: dict[tuple[int, str], list[_OddRange]] = defaultdict(list)
-    for rank, timeline in run.ranks.items():
-        for each in _of_rank(timeline, windows.get(rank, ())):
+    for timeline in run.ranks.values():
+        for each in _of_rank(timeline):
             if each.step not in named:
                 found[each.step, each.name].append(each)
     longest: dict[int, list[_OddRange]] = {}
@@ -48,19 +48,23 @@ def odd_ranges(run: Run, windows: Mapping[int, Sequence[StepWindow]], said: Coll
     return [_finding(ranks, run) for _, ranks in sorted(longest.items())]
 
 
-def _of_rank(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Iterator[_OddRange]:
-    steps = sorted((each.window, each.step) for each in windows if each.complete and each.window)
-    if len(steps) < FEWEST_STEPS:
+def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
+    """Yield the ranges in which one step, by its mark on the host, alone spends long, on the threads of these marks."""
+    steps, notes = timeline.steps, timeline.annotations
+    whole = np.flatnonzero(~steps.cut)
+    whole = whole[sort_order(steps.start_ns[whole])]
+    if whole.size < FEWEST_STEPS:
         return
-    begin, end = np.array([window for window, _ in steps], np.int64).T
+    begin, end, number = steps.start_ns[whole], steps.end_ns[whole], steps.step[whole].tolist()
+    lanes = unique(notes.lane[np.isin(notes.start_ns, steps.start_ns)])
     least_ns = WORTH * float(np.median(end - begin))
-    for name, times in times_in_ranges(timeline, least_ns).items():
+    for name, times in times_in_ranges(timeline, least_ns, lanes=lanes if lanes.size else None).items():
         inside = BusyTime(times).within(begin, end)
         at = int(inside.argmax())
         others = int(np.delete(inside, at).max())
         if inside[at] >= max(least_ns, LONGER * others) and not _EVERY_STEPS.match(name):
             yield _OddRange(
-                name=name, step=steps[at][1], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others
+                name=name, step=number[at], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others
             )
 
 

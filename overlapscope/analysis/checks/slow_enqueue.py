@@ -1,6 +1,7 @@
 """Find hosts of CPU runs that stand in calls which only begin a collective: the threads that carry it out, of their own
 process, take the core."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final
@@ -12,7 +13,7 @@ from overlapscope.analysis.per_rank.host_operations import EnqueuingCalls
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.rows import sum_by, values_in
+from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Run
 
 USUAL_NS: Final = 200_000
@@ -45,15 +46,15 @@ def slow_enqueue(
     if mean_ns < WORTH * step_ns:
         return []
     most = max(lost_ns, key=lost_ns.__getitem__)
-    names = sorted({run.ranks[rank].names[code] for rank in lost_ns for code in values_in(calls[rank].name).tolist()})
+    names = _by_lost_time(run, {rank: calls[rank] for rank in lost_ns})
     shown = list_some(names, MOST_NAMED)
     return [
         Finding(
             id="slow_enqueue",
             severity="warning",
             title=f"hosts stand in calls that only begin a collective ({shown}): {format_ms(mean_ns)} of a step in the "
-            f"mean, {format_ms(lost_ns[most])} on rank {most}, beyond 0.2 ms a call; the threads that transfer take "
-            "their core",
+            f"mean, {format_ms(lost_ns[most])} on rank {most}, beyond 0.2 ms a call; perhaps the threads that transfer "
+            "take their core",
             evidence={
                 "lost_ns": {str(rank): round(ns) for rank, ns in lost_ns.items()},
                 "calls": names,
@@ -61,6 +62,16 @@ def slow_enqueue(
             known_from="trace",
         )
     ]
+
+
+def _by_lost_time(run: Run, calls: Mapping[int, EnqueuingCalls]) -> list[str]:
+    """Return the names of the calls that lasted beyond what is usual, that with the most such time first."""
+    lost: Counter[str] = Counter()
+    for rank, own in calls.items():
+        codes, at = np.unique(own.name, return_inverse=True)
+        sums = sum_by(at.ravel(), np.maximum(own.own_ns - USUAL_NS, 0), codes.size)
+        lost.update({run.ranks[rank].names[code]: ns for code, ns in zip(codes.tolist(), sums.tolist(), strict=True)})
+    return [name for name, ns in lost.most_common() if ns]
 
 
 def _in_steps(calls: EnqueuingCalls, steps: Sequence[tuple[int, int]]) -> Ints:

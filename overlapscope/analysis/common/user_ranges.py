@@ -58,12 +58,12 @@ def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
 
 
 def times_in_ranges(
-    timeline: RankTimeline, least_ns: float = 0.0, names: Set[str] | None = None
+    timeline: RankTimeline, least_ns: float = 0.0, names: Set[str] | None = None, lanes: Ints | None = None
 ) -> dict[str, Intervals]:
     """Return when the host was in ranges of each name, numbers in it as `#`: of those that say what it did, and last
-    for `least_ns` in sum; only of some `names`, if given."""
+    for `least_ns` in sum; only of some `names`, and on some threads (`lanes`), if given."""
     notes = timeline.annotations
-    rows = _telling_rows(timeline, np.ones(notes.name.size, np.bool_))
+    rows = _telling_rows(timeline, np.ones(notes.name.size, np.bool_) if lanes is None else np.isin(notes.lane, lanes))
     codes = notes.name[rows]
     families: dict[str, list[int]] = {}
     for code in unique(codes).tolist():

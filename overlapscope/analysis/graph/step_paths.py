@@ -69,7 +69,7 @@ BANDED_EDGES: Final = 200_000
 """In a larger graph only the path of a typical step gets bands."""
 NEVER_WAITS: Final = 0.99
 """A host that makes up this share of a path waits for nothing: its calls follow each other to the last launch."""
-WORK: Final = (COMPUTE, COPY, MATCHED, UNMATCHED)
+WORK: Final = (COMPUTE, COPY, MATCHED, UNMATCHED, ENDED_LATE)
 """Parts of a path in which it computes, copies or communicates."""
 
 MOST_BEFORE: Final = 0.02
@@ -170,12 +170,12 @@ def _follow(
     paths: list[FollowedPath] = []
     tests: list[SelfTest] = []
     losses: dict[int | None, LongestLoss | None] = {}
+    late_ns = cross_rank.ended_late_ns(chosen)
     for recording in sorted({each.recording for each in followed} or {0}):
         graph = graphs.of_ranks(ranks, cross_rank, recording)
         found = [each for each in followed if each.recording == recording]
         tested, answered = _of_recording(graph, chosen, found, odd)
         tests.append(tested)
-        late_ns = cross_rank.ended_late_ns(run) if answered else {}
         answered = [
             replace(each, segments=_with_late_ends(run, each.segments, cross_rank.clocks, late_ns)) for each in answered
         ]
@@ -183,7 +183,7 @@ def _follow(
         if answered:
             median = _median(answered, odd, typical_ns)
             window = next((each for each in found if each.step == median.step), None)
-            losses[recording] = _loss(graph, chosen, median, window, cross_rank)
+            losses[recording] = _loss(graph, chosen, median, window, late_ns)
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
@@ -202,14 +202,14 @@ def _follow(
 
 
 def _loss(
-    graph: Graph, run: Run, path: FollowedPath, window: JobWindow | None, cross_rank: CrossRank
+    graph: Graph, run: Run, path: FollowedPath, window: JobWindow | None, late_ns: Mapping[int, Ints]
 ) -> LongestLoss | None:
     """Return the longest loss of a step: what a rank loses before or after its own window is of another one."""
     whole = dict.fromkeys(run.ranks, (path.start_ns, path.end_ns))
     found = longest_loss(graph, run.ranks, path.step, whole if window is None else window.ranks)
     if found is None:
         return None
-    return replace(found, chain=with_late_ends(found.chain, run.ranks, cross_rank.ended_late_ns(run)))
+    return replace(found, chain=with_late_ends(found.chain, run.ranks, late_ns))
 
 
 def _median(paths: Sequence[FollowedPath], odd: frozenset[int], typical_ns: int) -> FollowedPath:
@@ -277,18 +277,17 @@ def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
             continue
         left_ns = window.end_ns - int(time[node])
         calls = _communicated_ns(graph, part, int(time[node]), window.end_ns) > left_ns / 2
-        ends.append(_last_call(graph, part, window.end_ns) if calls else int(node))
+        ends.append(_last_call(graph, part, int(node), window.end_ns) if calls else int(node))
     return max(ends, key=lambda node: int(time[node]), default=bounds.last(time))
 
 
-def _last_call(graph: Graph, part: RankPart, until_ns: int) -> int:
-    """Return the node at which a rank's communication before a moment, of which there is some, ended last."""
+def _last_call(graph: Graph, part: RankPart, node: int, until_ns: int) -> int:
+    """Return the node at which a rank's communication after `node` and before a moment ended last; `node` where none
+    did."""
     ended = graph.nodes.time_ns[part.ends()]
-    before = ended <= until_ns
-    calls = before & (part.span_kind == COMM)
-    chosen = calls if calls.any() else before  # it may go on beyond that moment
+    calls = np.flatnonzero((part.span_kind == COMM) & (ended > graph.nodes.time_ns[node]) & (ended <= until_ns))
     first: int = part.ends().start
-    return first + int(np.where(chosen, ended, np.iinfo(np.int64).min).argmax())
+    return first + int(calls[ended[calls].argmax()]) if calls.size else node
 
 
 def _communicated_ns(graph: Graph, part: RankPart, since_ns: int, until_ns: int) -> int:
@@ -339,7 +338,7 @@ def _summed(
             stood_still_ns += _within(pauses[rank].stood_still, *edges)
             waited_ns += _within(pauses[rank].waited_for_core, *edges)
             collected_ns += _within(pauses[rank].collected, *edges)
-            communicates = own & np.isin(segments.part, (MATCHED, UNMATCHED))
+            communicates = own & np.isin(segments.part, (MATCHED, UNMATCHED, ENDED_LATE))
             edges = [clocks.own_ns(rank, edge[communicates]) for edge in (segments.start_ns, segments.end_ns)]
             in_calls_ns += _within(pauses[rank].in_calls, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
@@ -429,7 +428,7 @@ def _in_ranges(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> tu
     name, ranged = segments.name.copy(), np.zeros(segments.name.size, np.bool_)
     length = segments.end_ns - segments.start_ns
     long = np.flatnonzero((segments.part == HOST) & (segments.row != NONE) & (length >= SILENCE_NS))
-    calls = enqueuing_calls(timeline) if long.size else None
+    calls = enqueuing_calls(timeline) if long.size and not timeline.host_is_lost else None
     for at in long.tolist():
         begin, end = clocks.own_ns(timeline.rank, np.array([segments.start_ns[at], segments.end_ns[at]])).tolist()
         lane = int(timeline.spans.lane[segments.row[at]])

@@ -69,9 +69,12 @@ def slowing_steps(head: Headline, known_from: str) -> list[Finding]:
 
 def _level(steps: Sequence[StepOfJob], took: Floats) -> _Rise | None:
     """Return the largest rise after which all steps are longer than all before."""
-    cuts = range(OF_LEVEL, len(steps) - OF_LEVEL + 1)
-    cut = max(cuts, key=lambda at: float(took[at:].min() / took[:at].max()), default=None)
-    if cut is None or took[cut:].min() < SLOWER * took[:cut].max():
+    if len(steps) < 2 * OF_LEVEL:
+        return None
+    longest, shortest = np.maximum.accumulate(took), np.minimum.accumulate(took[::-1])[::-1]
+    rises = shortest[OF_LEVEL : len(steps) - OF_LEVEL + 1] / longest[OF_LEVEL - 1 : len(steps) - OF_LEVEL]
+    cut = OF_LEVEL + int(rises.argmax())
+    if rises.max() < SLOWER:
         return None
     before, after = steps[:cut], steps[cut:]
     return _Rise(

@@ -33,7 +33,7 @@ from overlapscope.timeline.operations import AUTOGRAD_NODE
 from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
 
-_ENQUEUES: Final = re.compile(r"c10d::(?!barrier)")
+_ENQUEUES: Final = re.compile(r"c10d::(?!(?:monitored_)?barrier)")
 """A barrier may block."""
 
 

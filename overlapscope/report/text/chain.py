@@ -201,7 +201,7 @@ def link_words(each: Link, *, brief: bool = False) -> str:
         if each.during:
             words = f"host: in {_named(each.during, None, brief=brief)}, before {last}"
     if each.late_end_ns >= max(WORTH_A_WORD * (each.end_ns - each.start_ns), 1):
-        words += f", {ms(each.late_end_ns)} ms of it after it had ended on another rank"
+        words += f", {ms(each.late_end_ns)} ms of it after the call had ended on another rank"
     if not each.unexplained_ns:
         return words
     return f"{words}; {ms(each.unexplained_ns)} ms not explained: {_GAPS.get(each.gap, 'no rule names why')}"

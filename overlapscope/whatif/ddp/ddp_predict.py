@@ -128,7 +128,7 @@ def predict_ddp(
     best = _best(rows, case.noise)
     place = rows.index(best)
     verdict, reasons = _verdict(case, predictions, rows, place)
-    flat = _flat(rows, best, case.noise)
+    flat = _flat(rows, best, case.noise, OF_BEST * best.gain if verdict == "change" else -1.0)
     compressed = _compressed(case, workload, compressions)
     bounds = _bounds(case, workload)
     notes = [*nothing_to_gain(rows[0], bounds), *case.notes] if case.replay is not None else [*case.notes]
@@ -409,9 +409,8 @@ def _widest(predictions: Predictions, place: int) -> str:
     return max(swing, key=lambda name: swing[name][1] - swing[name][0])
 
 
-def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
-    """Return the caps whose steps are the best's within the noise, and that gain at least half as much."""
-    least_gain = OF_BEST * best.gain if best.gain > 0 else -1.0
+def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float, least_gain: float) -> dict[str, list[Any]]:
+    """Return the caps whose steps are the best's within the noise, and that gain so much."""
     near = [
         each.knobs[CAP]
         for each in _recommendable(scenarios)

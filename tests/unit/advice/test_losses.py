@@ -270,10 +270,20 @@ def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
     assert "overlap_without_effect" not in fired(always(*COMPUTED, other, ddp)), "DDP overlaps its all-reduces alone"
 
 
-@pytest.mark.parametrize(("calls", "marked", "named"), [(1, True, True), (2, True, False), (1, False, False)])
-def test_without_a_device_one_bucket_after_backward_overlaps_nothing(calls: int, *, marked: bool, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("calls", "marked", "elements", "named"),
+    [
+        pytest.param(1, True, 1 << 19, True, id="one bucket of 2 MiB"),
+        pytest.param(1, True, (1 << 19) - 1, False, id="of less: a cap of 1 MiB makes no more of it"),
+        pytest.param(2, True, 1 << 20, False, id="two buckets"),
+        pytest.param(1, False, 1 << 20, False, id="nothing says that it is DDP"),
+    ],
+)
+def test_without_a_device_one_bucket_after_backward_overlaps_nothing(
+    calls: int, elements: int, *, marked: bool, named: bool
+) -> None:
     ddp = [Mark("DistributedDataParallel.forward", 0, 90)] * marked
-    sent = [Call(start=500 + 100 * at, end=590 + 100 * at) for at in range(calls)]
+    sent = [Call(start=500 + 100 * at, end=590 + 100 * at, elements=elements) for at in range(calls)]
     run = cpu_run(lambda *_: [Op("aten::mm", 10, 490), *ddp, *sent, Op("aten::mul_", 800, 990)])
     found = fired(run).get("overlap_without_effect")
     assert (found is not None) == named

@@ -38,8 +38,8 @@ def test_the_same_broadcasts_in_each_step_are_named_with_their_size_and_what_the
     found = advised(run(lambda _: ELEMENTS))
     assert found is not None
     assert found.title == (
-        "Broadcast less: each step broadcasts the same tensors, 0.2 MB in 2 calls, and 0.2 ms of a 1 ms step are "
-        "exposed for it; what all ranks update alike need not be sent; what one rank alone changes must be"
+        "Broadcast less: each step broadcasts tensors of the same sizes, 0.2 MB in 2 calls, and 0.2 ms of a 1 ms "
+        "step are exposed for it; what all ranks update alike need not be sent; what one rank alone changes must be"
     )
     assert (found.gain_low_ns, found.gain_high_ns) == (0, 200_000)
 

@@ -42,10 +42,10 @@ OF_PAUSE: Final = 0.1
 MARKED_NS: Final = 10_000_000
 """... or so much earlier, as the thread that marks the end may lose its core twice, ..."""
 OF_WAIT: Final = 0.15
-"""... for no more than this share of the pause; or, for one turn (WOKEN_NS), of what is left of it after the last call
-that ended in it, where that is long, ..."""
+"""... for no more than this share of the pause."""
 OF_TURN: Final = 0.5
-"""... for no more than this share."""
+"""What is left of a pause after the last call that ended in it, if it lasts for a turn (WOKEN_NS) or more: the mark may
+be a turn late, but no more than this share of it."""
 
 
 OF_OPEN: Final = 0.05
@@ -130,9 +130,9 @@ def _come_before(spans: Spans) -> Flags:
         came = worked[np.searchsorted(worked, spans.end_ns[own], side="right") - 1]
         # Of several messages the thread waits for one after the other.
         free = np.maximum(came, ends[np.searchsorted(ends, spans.end_ns[own], side="left") - 1])
-        opened = np.maximum(came - spans.start_ns[own], 0)
-        at_once = np.clip(OF_OPEN * opened, SILENCE_NS, AT_ONCE_NS)
-        found[own[(opened > 0) & (spans.end_ns[own] - free <= at_once)]] = True
+        known = came > spans.start_ns[own]  # also of NONE, with which nothing may be computed
+        own, opened, late = own[known], (came - spans.start_ns[own])[known], (spans.end_ns[own] - free)[known]
+        found[own[late <= np.clip(OF_OPEN * opened, SILENCE_NS, AT_ONCE_NS)]] = True
     return found
 
 
@@ -201,7 +201,7 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints, came: Flags) -> Ints:
     none = found[asking] < 0
     apart = spans.start_ns[asking] - spans.end_ns[found[asking]] > np.maximum(OF_PAUSE * pause, SILENCE_NS)
     rest = np.where(none, pause, spans.start_ns[asking] - spans.end_ns[found[asking]])
-    turn = np.where(none | (rest >= WOKEN_NS), np.minimum(OF_TURN * rest, WOKEN_NS), 0.0)
+    turn = np.where(rest >= WOKEN_NS, np.minimum(OF_TURN * rest, WOKEN_NS), 0.0)
     within = np.maximum(np.minimum(OF_WAIT * pause, MARKED_NS), turn).astype(np.int64)[none | apart]
     marked_later = _nearest_end(spans, asking[none | apart], previous, within, came, later=True)
     return np.where(marked_later >= 0, marked_later, found)

@@ -61,9 +61,9 @@ def test_a_gap_in_which_a_collective_ended_was_a_wait_for_it() -> None:
     assert {("host", 100, 105, 5), ("sync", 300, 330, 30), ("host", 100, 330, 5)} <= edges(graph)
 
 
-@pytest.mark.parametrize(("ends", "waited"), [(2350, True), (3400, True), (3410, False)])
+@pytest.mark.parametrize(("ends", "waited"), [(2350, True), (2640, False)])
 def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int, waited: bool) -> None:
-    # gloo wakes the waiting thread before it marks the end: here within half of the pause, of 2200 us.
+    # gloo wakes the waiting thread before it marks the end: here within 15 % of the pause, of 2200 us.
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, ends, 105), (COMPUTE, 0, 2300, 2400, None)])
     assert ("sync" in {each[0] for each in edges(graph)}) == waited
     assert ("host", 100, 2300, 5 if waited else 2200) in edges(graph)

@@ -38,7 +38,7 @@ def test_text_and_chain_say_so() -> None:
     assert "late ends of calls 10.0 %" in critical_path_text(found)
     assert found.longest_loss is not None
     links = [each for each in found.longest_loss.chain.chain if each.kind == "transfer"]
-    assert link_words(links[0]).endswith(", 0.100 ms of it after it had ended on another rank")
+    assert link_words(links[0]).endswith(", 0.100 ms of it after the call had ended on another rank")
 
 
 def test_of_some_ranks_alone_only_their_calls_are_asked() -> None:
