@@ -130,6 +130,8 @@ def by_rules(
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
+    if given.run_has_device and any(map(comes_first, found.values())):
+        found.pop("data_loading", None)  # hosts without a core pause while they fetch a batch, too
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     most = None if any(map(comes_first, every)) else largest_loss(given, every)

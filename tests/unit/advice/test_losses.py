@@ -547,3 +547,10 @@ def test_from_a_tenth_of_the_step_on_communication_decides_too(
     named = largest_loss(given_, [])
     assert named
     assert named.title.endswith(f"queued behind another collective{said}")
+
+
+def test_hosts_without_cores_are_not_told_to_load_data_beside_the_step() -> None:
+    """They pause while they fetch a batch, too."""
+    found = {each.id for each in analyzed(draw("shared_cores", 1042).job).recommendations}
+    assert "shared_cores" in found
+    assert "data_loading" not in found
