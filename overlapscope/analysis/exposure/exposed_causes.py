@@ -340,21 +340,23 @@ def _last_met(
 ) -> Ints:
     """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
 
-    Two ranks meet in calls of the group in question, and of each group that is known to hold both; their hosts only
-    where they wait for it, not beside backward.
+    Two ranks meet in calls of the group in question, and of each group that is known to hold both; not in messages,
+    which others of the group exchange; their hosts only where they wait for the call, not beside backward.
     """
     calls, spans = timeline.collectives, timeline.spans
     met = np.full(rows.size, spans.start_ns.min(initial=np.iinfo(np.int64).max), np.int64)
     timed = calls.end_ns != NONE
     if not timeline.has_device:
         timed[timed] = ~_computed_on(cover, calls.start_ns[timed], calls.end_ns[timed])
+    messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)
     for code in values_in(calls.group[timed]).tolist():
         name = timeline.names[code] if code != NONE else None
         both = (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
-        ends = np.sort(calls.end_ns[timed & (calls.group == code)])
-        before = np.searchsorted(ends, came, side="right") - 1
-        found = both & (before >= 0)
-        met[found] = np.maximum(met[found], ends[before[found]])
+        for kind in (False, True):  # a message is between two ranks of its group alone
+            ends = np.sort(calls.end_ns[timed & (calls.group == code) & (messages == kind)])
+            before = np.searchsorted(ends, came, side="right") - 1
+            found = both & (before >= 0) & (messages[rows] | (not kind))
+            met[found] = np.maximum(met[found], ends[before[found]])
     return met
 
 

@@ -407,6 +407,21 @@ def test_hosts_meet_in_calls_that_they_wait_for_not_in_those_beside_backward() -
     assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_host": 30}
 
 
+def test_hosts_do_not_meet_in_messages_that_others_of_their_group_exchange() -> None:
+    """Rank 1 idles until 60; rank 0 has computed until 30, before a message to somebody else that ended at 32."""
+
+    def with_message(timeline: RankTimeline) -> RankTimeline:
+        op = timeline.collectives.op.copy()
+        op[0] = len(timeline.names)
+        calls = replace(timeline.collectives, op=op)
+        return replace(timeline, names=(*timeline.names, "send"), collectives=calls)
+
+    first = with_message(rank_of(0, [(30, 32, 30), (40, 100, 40)], [(0, 30, "gemm")]))
+    late = with_message(rank_of(1, [(90, 92, 90), (95, 100, 95)], [(60, 90, "gemm")]))
+    _, found = explained(first, late)
+    assert "peer_compute" not in found[0]
+
+
 @pytest.mark.parametrize("threads", ["8", None])
 def test_a_thread_that_waits_for_others_of_its_operation_does_not_sleep(threads: str | None) -> None:
     early, late = (
