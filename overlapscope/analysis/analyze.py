@@ -34,6 +34,7 @@ from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.exposure.late_before import with_late_rank
 from overlapscope.analysis.graph.answers import HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
@@ -138,6 +139,9 @@ def analyze(
         *possible_bandwidth(run, collectives, bandwidth),
         *intent_findings(run),
     ]
+    path = critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone))
+    waiting = {rank: own.parts.waiting for rank, own in alone.items() if own.parts.waiting is not None}
+    loss = with_late_rank(path.longest_loss, run, cross_rank.clocks, transfers, coverage, waiting)
     return Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
         run=run_info(run),
@@ -159,7 +163,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone)),
+        critical_path=msgspec.structs.replace(path, longest_loss=loss),
         throughput=throughput(run, alone),
         headline=head,
         dry_step=dry_step(run),

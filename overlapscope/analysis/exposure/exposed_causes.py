@@ -270,7 +270,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     asked: Ints
     """Which window of the query each piece is about."""
     own: Ints
-    """What this rank did in each window until it came, as `_divided` returns it."""
+    """What this rank did in each window until it came, as `divided` returns it."""
     accounted: Flags
     """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
@@ -302,10 +302,10 @@ def _waits_of(
     # Without a device data are ready at the call: what another call delayed, this rank had done before.
     ready = NONE if timeline.has_device else _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     came = np.where(ready == NONE, own_comm.start_ns, np.minimum(ready, own_comm.start_ns))[held]
-    met_before = np.minimum(_last_met(timeline, cover, own_comm.row[held], came, last[held], members), came)
+    met_before = np.minimum(last_met(timeline, cover, own_comm.row[held], came, last[held], members), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
-    did = (_computing(timeline, cover), core.computing, _slept(core), BusyTime(exposed), core.idling)
+    did = activities_of(timeline, cover, core)
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -316,10 +316,16 @@ def _waits_of(
         ended_late=intersection(_only(_cut(own_comm, came_last, arrived), last != NONE), exposed),
         pieces=pieces,
         asked=asked,
-        own=_divided(came - met_before, [each.within(met_before, came) for each in did], accounted),
+        own=divided(came - met_before, [each.within(met_before, came) for each in did], accounted),
         accounted=accounted,
         query=PeerQuery(windows=Intervals(met_before, came_last[held]), others=last[held]),
     )
+
+
+def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Sequence[Activity]:
+    """Return what a rank did, as `divided` takes it."""
+    exposed = BusyTime(difference(cover.comm, cover.compute))
+    return _computing(timeline, cover), core.computing, _slept(core), exposed, core.idling
 
 
 def _computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
@@ -335,7 +341,7 @@ def _slept(core: CoreWaiting) -> Activity:
     return core.sleeping if core.by_account else NEVER
 
 
-def _last_met(
+def last_met(
     timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]
 ) -> Ints:
     """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
@@ -386,7 +392,7 @@ def _causes_of(
     found = [peer_activity(query, each, clocks) for each in did]
     for rank, its in waits.items():
         windows = its.query.windows
-        theirs = _divided(windows.ends - windows.starts, [each[rank] for each in found], its.accounted)
+        theirs = divided(windows.ends - windows.starts, [each[rank] for each in found], its.accounted)
         waited = _by_what_the_last_did_longer(its, theirs)
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
@@ -434,7 +440,7 @@ def _only(parts: tuple[Ints, Ints], chosen: Flags | None = None) -> Intervals:
     return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
 
 
-def _divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
+def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
     """Return for how long a rank computed, waited for a core, communicated without computing, and did none of these.
 
     One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to

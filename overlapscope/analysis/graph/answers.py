@@ -214,6 +214,16 @@ class Chain(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     of a span at its launch. Empty where no stack was recorded, or read (`--stacks`)."""
 
 
+class LateBefore(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank that came last to a call had done longer than one that waited, since the two last met."""
+
+    rank: int
+    later_ns: int
+    """How much later it came."""
+    longer_ns: dict[str, int]
+    """By cause, as of exposed communication, in all at most that."""
+
+
 class LongestLoss(msgspec.Struct, kw_only=True, frozen=True):
     """The longest stretch of a step in which a rank neither computed nor copied, and what it waited for."""
 
@@ -223,6 +233,8 @@ class LongestLoss(msgspec.Struct, kw_only=True, frozen=True):
     end_ns: int
     """Nanoseconds after the `origin_ns` of the chain."""
     chain: Chain
+    late: LateBefore | None = None
+    """Where it waited in a call for another rank, without a device: what that rank had done longer."""
 
 
 class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss, PathOperation
+from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation
 from overlapscope.analysis.job_step.headline import FewSteps
 from overlapscope.report.formatting import MAX_WIDTH, aligned, ms, short
 from overlapscope.report.text.chain import stretches
@@ -37,6 +37,11 @@ MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
 MOST_NAMES = 3
 LONGEST_NAME = 48
+WORTH_LATE: Final = 0.1
+"""Least share of a loss for which a rank came late, and of that of what it did longer, for these to be said."""
+_LONGER: Final = {
+    "peer_compute": "computed", "peer_core": "waited for a core", "peer_comm": "communicated", "peer_host": "idled",
+}  # fmt: skip
 WORTH_NAMING: Final = 0.01
 """Least share of a loss of what is named."""
 
@@ -143,4 +148,14 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         lines.append(f"  The {ms(before_ns)} ms before the last links: {middle} --links {MORE_LINKS}")
     if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
         lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
+    if loss.late is not None and loss.late.later_ns >= WORTH_LATE * lost_ns:
+        lines.append(f"  {_late_words(loss.late, loss.rank)}")
     return "\n".join(lines)
+
+
+def _late_words(late: LateBefore, waiting: int) -> str:
+    """Return how much later a rank came than one that waited, and what it had done longer since they last met."""
+    did = [(_LONGER[cause], ns) for cause, ns in late.longer_ns.items() if ns >= WORTH_LATE * late.later_ns]
+    longer = ", ".join(f"{word} {ms(ns)} ms longer" for word, ns in sorted(did, key=lambda item: -item[1]))
+    came = f"Rank {late.rank} came {ms(late.later_ns)} ms later than rank {waiting}"
+    return f"{came}: since they last waited for each other it {longer}." if longer else f"{came}."
