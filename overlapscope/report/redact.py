@@ -152,7 +152,7 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     for pattern, fields in {
         rf"{_OURS}|{_NAMES}": "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{}"
         " bands{} failed name Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name"
-        " causes{} idle_causes{} told{} held_by verdict known_from format kind_of_id evidence{}",
+        " causes{} idle_causes{} longer_ns{} told{} held_by verdict known_from format kind_of_id evidence{}",
         _OPERATION: "op executed_op by_op{} ops",
         _DTYPE: "dtype",
         "all tensors|transfers|negotiations": "subject",
