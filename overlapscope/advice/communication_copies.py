@@ -29,8 +29,6 @@ COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|c
 """Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 """... and a range in which all is copies."""
-NONE_CODE: Final = -1
-"""Of a name that is not known."""
 SIXTEEN_BITS: Final = 2
 """In bytes."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
@@ -80,8 +78,8 @@ def _gathers_in_backward(given: RuleInput) -> bool:
     for timeline, _ in given.some_ranks():
         calls, names = timeline.collectives, timeline.names
         gathers = rows_named(calls.op, names, "all_gather".__eq__)
-        phases = rows_named(calls.phase[gathers], names, (BACKWARD, "").__contains__)
-        if phases.any() or (calls.phase[gathers] == NONE_CODE).any():
+        phase = calls.phase[gathers]
+        if (rows_named(phase, names, BACKWARD.__eq__) | (phase < 0)).any():
             return True
     return False
 

@@ -105,8 +105,9 @@ def _by_fsdp_replay(
 
 def _for_fsdp1(each: Recommendation) -> Recommendation:
     """Return a recommendation with code for FullyShardedDataParallel, where that has the same setting."""
-    same = each.knobs == {"reshard_after_forward": False}
-    return msgspec.structs.replace(each, apply={"fsdp2": SHARD_GRAD_OP} if same else {})
+    if each.knobs != {"reshard_after_forward": False}:
+        return msgspec.structs.replace(each, apply={})
+    return msgspec.structs.replace(each, title="Set sharding_strategy=SHARD_GRAD_OP", apply={"torch": SHARD_GRAD_OP})
 
 
 def fsdp_reasons(reasons: Sequence[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """Find pauses of the host of one rank of a CPU run that come between the same operations in each step, and that other
 ranks lack: Python, a sleep or a file in the middle of a forward."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -26,7 +25,11 @@ FEWEST_STEPS: Final = 3
 IN_STEPS: Final = 0.9
 """Share of the steps that have them: a lost core comes now here, now there."""
 OF_PEER: Final = 1 / 3
-"""A rank has a pause to itself where each other rank has at most this share of it between the same operations."""
+"""A rank has a pause to itself where each other rank does nothing for at most this share of it in the mean step, in
+gaps of any length between the same operations."""
+
+Between = tuple[str, str]
+"""Names of the operations before and after a gap."""
 
 
 class _Pauses(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,21 +42,35 @@ class _Pauses(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
 
 
+class _Gaps(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a rank between its operations in which it does nothing."""
+
+    pauses: Mapping[Between, _Pauses]
+    """That come in each step."""
+    mean_ns: Mapping[Between, float]
+    """In the mean step, in gaps of any length and in any number of steps."""
+
+
 def recurring_pauses(
     run: Run, windows: Mapping[int, Sequence[StepWindow]], coverage: Mapping[int, Coverage], step_ns: float | None
 ) -> list[Finding]:
-    """Return a finding for each rank with such pauses, of the operations between which most of them lie."""
+    """Return a finding for each rank with such pauses, of the operations between which most of them lie.
+
+    Empty where the operations of a rank are not known: it may have the same pauses.
+    """
     if len(run.ranks) < 2 or not step_ns:
         return []
-    every = {rank: _of_rank(timeline, windows[rank], coverage[rank]) for rank, timeline in run.ranks.items()}
+    every = {rank: _gaps(timeline, windows[rank], coverage[rank]) for rank, timeline in run.ranks.items()}
+    known = {rank: gaps for rank, gaps in every.items() if gaps is not None}
+    if len(known) < len(every):
+        return []
     found = []
-    for rank, pauses in every.items():
-        others = [theirs for each, theirs in every.items() if each != rank]
+    for rank, gaps in known.items():
+        others = [theirs.mean_ns for each, theirs in known.items() if each != rank]
         alone = {
             between: each
-            for between, each in pauses.items()
-            if each.ns >= WORTH * step_ns
-            and all(its.ns <= OF_PEER * each.ns for theirs in others if (its := theirs.get(between)) is not None)
+            for between, each in gaps.pauses.items()
+            if each.ns >= WORTH * step_ns and all(its.get(between, 0) <= OF_PEER * each.ns for its in others)
         }
         if not alone:
             continue
@@ -73,37 +90,40 @@ def recurring_pauses(
     return found
 
 
-def _of_rank(timeline: RankTimeline, windows: Sequence[StepWindow], cover: Coverage) -> dict[tuple[str, str], _Pauses]:
-    """Return the pauses that come in each step between two operations, by their names; empty where none are known."""
+def _gaps(timeline: RankTimeline, windows: Sequence[StepWindow], cover: Coverage) -> _Gaps | None:
+    """Return the gaps between operations of the training thread, by their names; None where they are not known."""
     steps = sorted(each.window for each in windows if each.complete and each.window)
     if len(steps) < FEWEST_STEPS or timeline.host_is_lost:
-        return {}
+        return None
     try:
         pieces = operation_pieces(timeline)
     except HostEventsError:
-        return {}
+        return None
     if pieces is None or not pieces.lane.size:
-        return {}
+        return None
     own = _of_training_thread(pieces)
     start, end = own.end_ns[:-1], own.start_ns[1:]
     begin, until = np.array(steps, np.int64).T
     step = np.searchsorted(begin, start, side="right") - 1
     paused = end - start - BusyTime(cover.comm).within(start, end)
-    rows = np.flatnonzero((step >= 0) & (end <= until[np.maximum(step, 0)]) & (paused >= LEAST_NS))
-    by_names: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in rows.tolist():
-        by_names[int(own.name[row]), int(own.name[row + 1])].append(row)
-    found = {}
-    for (before, after), at in by_names.items():
-        some = np.array(at)
-        number = np.bincount(step[some], minlength=begin.size)
+    rows = np.flatnonzero((step >= 0) & (end <= until[np.maximum(step, 0)]) & (paused > 0))
+    step, paused = step[rows], paused[rows]
+    names = timeline.names
+    codes, at = np.unique(own.name[rows].astype(np.int64) * len(names) + own.name[rows + 1], return_inverse=True)
+    between = [(names[code // len(names)], names[code % len(names)]) for code in codes.tolist()]
+    mean_ns = sum_by(at, paused, len(between)) / begin.size
+    long = paused >= LEAST_NS
+    pauses = {}
+    for pair in np.unique(at[long]).tolist():
+        its = long & (at == pair)
+        number = np.bincount(step[its], minlength=begin.size)
         if np.count_nonzero(number) >= IN_STEPS * begin.size:
-            found[timeline.names[before], timeline.names[after]] = _Pauses(
-                ns=float(np.median(sum_by(step[some], paused[some], begin.size))),
+            pauses[between[pair]] = _Pauses(
+                ns=float(np.median(sum_by(step[its], paused[its], begin.size))),
                 number=float(np.median(number)),
                 steps=begin.size,
             )
-    return found
+    return _Gaps(pauses=pauses, mean_ns=dict(zip(between, mean_ns.tolist(), strict=True)))
 
 
 def _of_training_thread(pieces: OperationPieces) -> OperationPieces:

@@ -1,4 +1,4 @@
-"""Say what the rank that came last to a call had done longer than one that waited for it, since they last met.
+"""Compute what the rank that came last to a call had done longer than one that waited for it, since they last met.
 
 A longest loss shows what was waited for in its own time; what had made the late rank late may lie before that.
 """

@@ -55,6 +55,8 @@ def test_pauses_of_several_pieces_of_a_step_are_added_up() -> None:
         pytest.param(lambda _, rank: 89 if rank else 29, True, id="the other a third of it"),
         pytest.param(lambda _, rank: 89 if rank else 30, False, id="the other more"),
         pytest.param(lambda step, rank: 90 * rank * (step != 2), False, id="not in each step"),
+        pytest.param(lambda step, rank: 90 if rank or step else 0, False, id="the other in all steps but one"),
+        pytest.param(lambda _, rank: 60 if rank else 23, False, id="the other more, in short pauses"),
         pytest.param(lambda *_: 90, False, id="all ranks"),
     ],
 )
