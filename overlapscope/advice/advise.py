@@ -100,7 +100,8 @@ FOR_CORES: Final = ("peer_core", "late_end", "slow_transfer")
 them, too."""
 CASTS_GBS: Final = 0.5
 """Bytes a second, in 1e9, from which on 16 bits gain nothing without a device. Measured over loopback on two cores: an
-all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32, or up to 1.7 times, at 0.8 to 1.7."""
+all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32, or up to 1.7 times, at 0.8 to 1.7; at
+0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
 SHORTENS: Final = 1 / 3
 """Changes of settings stand for the exposed communication, which is then not listed, if they save this share of it."""
 

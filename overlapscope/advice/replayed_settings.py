@@ -99,11 +99,11 @@ def _by_fsdp_replay(
         return found, [f"no setting was replayed: {error}"]
     advised = fsdp_advice(result)
     if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
-        advised = [_for_fsdp1(each) for each in advised]
+        advised = [for_fsdp1(each) for each in advised]
     return [*advised, *found], fsdp_reasons(result.reasons)
 
 
-def _for_fsdp1(each: Recommendation) -> Recommendation:
+def for_fsdp1(each: Recommendation) -> Recommendation:
     """Return a recommendation with code for FullyShardedDataParallel, where that has the same setting."""
     if each.knobs != {"reshard_after_forward": False}:
         return msgspec.structs.replace(each, apply={})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.advice.replayed_settings import fsdp_advice
+from overlapscope.advice.replayed_settings import for_fsdp1, fsdp_advice
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
@@ -139,6 +139,19 @@ def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
     trials = [each for each in fsdp_advice(answer) if each.changes_numerics]
     assert [each.verdict for each in trials] == ["trial"] * len(trials)
     assert all("MixedPrecisionPolicy(reduce_dtype=" in each.apply["fsdp2"] for each in trials)
+
+
+def test_the_first_version_of_fsdp_is_given_its_own_setting_and_no_code_where_it_has_none() -> None:
+    answer = answered(fsdp(modules=6), 2.0)
+    (advice, *_), of_fsdp2 = fsdp_advice(answer), "fully_shard(...)"
+    sharding = replace(advice, knobs={"reshard_after_forward": False}, apply={"fsdp2": of_fsdp2})
+    prefetch = replace(advice, knobs={"forward_prefetch": 2}, apply={"fsdp2": of_fsdp2})
+    assert for_fsdp1(sharding) == replace(
+        sharding,
+        title="Set sharding_strategy=SHARD_GRAD_OP",
+        apply={"torch": "FullyShardedDataParallel(module, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)"},
+    )
+    assert for_fsdp1(prefetch) == replace(prefetch, apply={})
 
 
 def test_a_step_that_computes_for_long_is_left_alone_and_so_is_one_where_nothing_is_sharded() -> None:
