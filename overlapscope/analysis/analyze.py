@@ -124,7 +124,11 @@ def analyze(
         *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
         *times,
         *odd_ranges(run, times),
-        *recurring_pauses(run, windows, coverage, head.step_ns),
+        *recurring_pauses(
+            run,
+            {rank: own.operation_gaps for rank, own in alone.items() if own.operation_gaps is not None},
+            head.step_ns,
+        ),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,

@@ -28,6 +28,7 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
+from overlapscope.analysis.per_rank.operation_gaps import OperationGaps, operation_gaps
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
@@ -76,6 +77,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """In a CPU run, how long each step was in each operation; None without host events."""
     operation_ns: Mapping[str, int]
     """The same of the whole recording; empty without host events."""
+    operation_gaps: OperationGaps | None
+    """In a CPU run, its training thread's gaps between operations; None as above, and in runs of few steps."""
     in_calls: OperationPieces | None
     """In a CPU run, in which operation threads of communication were during their calls; None as above."""
     enqueuing: EnqueuingCalls | None
@@ -118,7 +121,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     runs = None if alone else readable_host_runs(timeline, covered)
     waiting = core_waiting(timeline, covered, runs)
-    operations = _operations(timeline, windows)
+    operations = _operations(timeline, windows, covered)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -145,6 +148,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         host_runs=runs,
         operations=operations.of_steps,
         operation_ns=operations.times_ns,
+        operation_gaps=operations.gaps,
         in_calls=operations.in_calls,
         enqueuing=operations.enqueuing,
         stages=own_stages(timeline, groups, windows),
@@ -166,11 +170,12 @@ class _Operations(msgspec.Struct, frozen=True, kw_only=True):
 
     of_steps: StepOperations | None = None
     times_ns: Mapping[str, int] = {}
+    gaps: OperationGaps | None = None
     in_calls: OperationPieces | None = None
     enqueuing: EnqueuingCalls | None = None
 
 
-def _operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> _Operations:
+def _operations(timeline: RankTimeline, windows: Sequence[StepWindow], cover: Coverage) -> _Operations:
     """Return in which operations the threads of a CPU run were; nothing also where its host events cannot be read."""
     if timeline.host_is_lost:
         return _Operations()
@@ -179,6 +184,7 @@ def _operations(timeline: RankTimeline, windows: Sequence[StepWindow]) -> _Opera
         return _Operations(
             of_steps=None if pieces is None else step_operations(timeline, pieces, windows),
             times_ns={} if pieces is None else operation_times(timeline, pieces),
+            gaps=None if pieces is None else operation_gaps(pieces, timeline.names, windows, cover.comm),
             in_calls=operations_in_calls(timeline),
             enqueuing=enqueuing_calls(timeline),
         )

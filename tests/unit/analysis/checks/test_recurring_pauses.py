@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks import recurring_pauses
+from overlapscope.analysis.per_rank import operation_gaps
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import US, Call, Op, cpu_run
 
@@ -15,7 +15,7 @@ Pauses = Callable[[int, int], float]
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count pauses from 25 us on: steps of these runs take 1 ms."""
-    monkeypatch.setattr(recurring_pauses, "LEAST_NS", 25 * US)
+    monkeypatch.setattr(operation_gaps, "LEAST_NS", 25 * US)
 
 
 def run(pauses: Pauses, pieces: int = 1, after: str = "aten::layer_norm") -> Run:
