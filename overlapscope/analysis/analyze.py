@@ -108,27 +108,9 @@ def analyze(
     still = standing_still(run, _stood_still(alone), windows, shared)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
-        *slow_operations(
-            {rank: own.operations for rank, own in alone.items() if own.operations},
-            head.step_ns,
-            [*shared, *still],
-            same_inputs=all(map(same_inputs, run.ranks.values())),
-            other_inputs=any(map(other_inputs, run.ranks.values())),
-        ),
-        *slow_enqueue(
-            run,
-            {rank: own.enqueuing for rank, own in alone.items() if own.enqueuing is not None},
-            windows,
-            head.step_ns,
-        ),
-        *computing_calls(run, _in_calls(alone), coverage, windows, head.step_ns),
+        *_of_hosts(run, alone, head.step_ns, [*shared, *still]),
         *times,
         *odd_ranges(run, times),
-        *recurring_pauses(
-            run,
-            {rank: own.operation_gaps for rank, own in alone.items() if own.operation_gaps is not None},
-            head.step_ns,
-        ),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
@@ -172,6 +154,33 @@ def analyze(
         headline=head,
         dry_step=dry_step(run),
     )
+
+
+def _of_hosts(
+    run: Run, alone: Mapping[int, RankSummary], step_ns: float | None, said: Sequence[Finding]
+) -> list[Finding]:
+    """Return the findings from what hosts of CPU runs did in operations and between them; `said` are those that explain
+    why operations took longer."""
+    windows = {rank: own.windows for rank, own in alone.items()}
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    return [
+        *slow_operations(
+            {rank: own.operations for rank, own in alone.items() if own.operations},
+            step_ns,
+            said,
+            same_inputs=all(map(same_inputs, run.ranks.values())),
+            other_inputs=any(map(other_inputs, run.ranks.values())),
+        ),
+        *slow_enqueue(
+            run, {rank: own.enqueuing for rank, own in alone.items() if own.enqueuing is not None}, windows, step_ns
+        ),
+        *computing_calls(run, _in_calls(alone), coverage, windows, step_ns),
+        *recurring_pauses(
+            run,
+            {rank: own.operation_gaps for rank, own in alone.items() if own.operation_gaps is not None},
+            step_ns,
+        ),
+    ]
 
 
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
