@@ -31,6 +31,8 @@ ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 """... and a range in which all is copies."""
 SIXTEEN_BITS: Final = 2
 """In bytes."""
+MANY: Final = 8
+"""Where the type is not known."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 
@@ -41,18 +43,18 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         for kind, ns in _copies(timeline, windows).items():
             sums[kind].append(ns / len(windows))
     spent = {kind: sum(each) / len(each) for kind, each in sums.items() if any(each)}
+    of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
+    of_fsdp = _fsdp_code(given) if FSDP_OUT in spent else ""
+    if not of_fsdp:  # what would save them is in effect
+        spent.pop(FSDP_OUT, None)
     total = sum(spent.values())
     if not given.is_worth(total):
         return None
-    main = max(spent, key=lambda kind: spent[kind])
-    of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
-    of_fsdp = _fsdp_code(given) if FSDP_OUT in spent else ""
-    if main == FSDP_OUT and not of_fsdp:  # what would save them is in effect
-        return None
+    kinds = " and ".join(sorted(spent, key=lambda kind: -spent[kind]))
     return recommended(
         given,
         id="communication_copies",
-        title=f"{main} take {ms(total)} of a {ms(given.step_ns)} {given.per}: compute that only serves communication",
+        title=f"{kinds} take {ms(total)} of a {ms(given.step_ns)} {given.per}: compute that only serves communication",
         # What copies less with FSDP2 gathers less, too: the copies bound no gain.
         at_most_ns=None if FSDP_OUT in spent else total,
         loss_ns=round(total),
@@ -85,9 +87,9 @@ def _gathers_in_backward(given: RuleInput) -> bool:
 
 
 def _in_sixteen_bits(given: RuleInput) -> bool:
-    """Return whether all parameters are gathered in 16 bits already."""
+    """Return whether all parameters are gathered in 16 bits already, or in fewer."""
     gathered = {row.dtype for row in given.analysis.collectives if row.op == "all_gather"}
-    return bool(gathered) and all(ITEM_BYTES.get(dtype or "") == SIXTEEN_BITS for dtype in gathered)
+    return bool(gathered) and all(ITEM_BYTES.get(dtype or "", MANY) <= SIXTEEN_BITS for dtype in gathered)
 
 
 def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Rule: waiting for late ranks dominates, which no setting of communication shortens."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -91,7 +91,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
         window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
         idle_ns=sum(each.idle_ns or 0 for each in ranks),
-        exposed_wait_ns=_sum(_waits_ns(each.whole) for each in analysis.ranks)
+        exposed_wait_ns=_waits_ns([each.whole for each in analysis.ranks])
         if any(each.whole.comm_ns for each in analysis.ranks)
         else None,
         blame_ns={each.rank: each.blame_ns for each in ranks},
@@ -108,8 +108,9 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
     head = analysis.headline
     window_of: Literal["step", "recording"] = "recording" if head.window == "recording" else "step"
     steps = max(head.steps, 1) if window_of == "step" else 1
-    blame_ns = _once(analysis) if found.left_out is None else found.blame_ns
-    rank = straggler.rank if straggler else max(blame_ns, key=blame_ns.__getitem__)
+    if found.left_out is None:
+        found = msgspec.structs.replace(found, blame_ns=_once(analysis))
+    rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     return Recommendation(
         id="late_rank",
         title=_title(straggler, rank, found, analysis),
@@ -146,33 +147,26 @@ def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analys
     if most is None or len(by_step) < LEAST_STEPS or by_step[most].wait_ns <= found.wait_ns / 2:
         return found
     own, theirs = by_step[most], [each for info in analysis.ranks for each in info.steps if each.step == most]
-    return _Waiting(
+    theirs_ns = _waits_ns(theirs)
+    return msgspec.structs.replace(
+        found,
         collective_ns=found.collective_ns - own.collective_ns,
         wait_ns=found.wait_ns - own.wait_ns,
         window_ns=found.window_ns - sum(each.window_ns or 0 for each in theirs),
         idle_ns=found.idle_ns - sum(each.idle_ns or 0 for each in theirs),
-        exposed_wait_ns=_sum([found.exposed_wait_ns, *(_negative(_waits_ns(each)) for each in theirs)]),
+        exposed_wait_ns=None
+        if found.exposed_wait_ns is None or theirs_ns is None
+        else found.exposed_wait_ns - theirs_ns,
         blame_ns={rank: ns - own.blame_ns.get(rank, 0) for rank, ns in found.blame_ns.items()},
-        on_device=found.on_device,
         left_out=most,
     )
 
 
-def _waits_ns(of: Breakdown) -> int | None:
-    """Return the exposed waiting for late ranks, without late ends of calls; None where waiting is not known."""
-    if of.comm_ns and of.exposed_wait_ns is None:
+def _waits_ns(every: Sequence[Breakdown]) -> int | None:
+    """Return the exposed waiting for late ranks, without late ends of calls; None where waiting is not known of one."""
+    if any(each.comm_ns and each.exposed_wait_ns is None for each in every):
         return None
-    return sum((of.causes or {}).get(cause, 0) for cause in WAITS_FOR_LATE_RANK)
-
-
-def _sum(each_ns: Iterable[int | None]) -> int | None:
-    """Return the sum; None where one is not known."""
-    known = list(each_ns)
-    return None if None in known else sum(ns for ns in known if ns is not None)
-
-
-def _negative(ns: int | None) -> int | None:
-    return None if ns is None else -ns
+    return sum(each.causes.get(cause, 0) for each in every for cause in WAITS_FOR_LATE_RANK)
 
 
 def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
@@ -194,7 +188,7 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
         waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        whom = waited_for(_once(analysis) if found.left_out is None else found.blame_ns, analysis)
+        whom = waited_for(found.blame_ns, analysis)
         return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])

@@ -36,7 +36,9 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where broadcasts of the same sizes in each step are exposed for long enough."""
     found = [_broadcasts(timeline, windows) for timeline, windows in given.some_at_hand()]
     one = found[0] if found else None
-    exposed = given.exposed_ns(row for row in given.analysis.collectives if row.op == "broadcast")
+    exposed = given.exposed_ns(
+        row for row in given.analysis.collectives if row.op == "broadcast" and (row.dimension or DATA) == DATA
+    )
     if one is None or None in found or not given.is_worth(exposed):
         return None
     what = "DDP broadcasts its buffers" if one.of_buffers else "each step broadcasts tensors of the same sizes"

@@ -75,11 +75,11 @@ def by_replay(
         case = ddp_case_of_run(run, cross_rank, graphs)
     except InputError as error:
         return _by_fsdp_replay(run, cross_rank, graphs, found, error)
+    if all(map(noted_no_ddp, run.ranks.values())):
+        return found, [OWN_BUCKETS]
     result = predict_ddp(case, caps_mb)
     if keep is not None:
         keep(case, result)
-    if all(map(noted_no_ddp, run.ranks.values())):
-        return found, [OWN_BUCKETS]
     of_buckets = bucket_advice(result, ITEM_BYTES[case.recorded.dtypes[0]])
     # The predicted gain of views replaces the upper bound from the time of the copies.
     if adds_views(result) or any(each.id == "bucket_view" for each in of_buckets):

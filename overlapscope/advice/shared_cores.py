@@ -21,7 +21,8 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     if found is None:
         return None
     most_share = found.evidence.get("most_share", waited_share(found.evidence))
-    if max(most_share, _share_of_path(analysis)) < WORTH:
+    of_path = _share_of_path(analysis)
+    if max(most_share, of_path) < WORTH:
         return None
     evidence = dict(found.evidence)
     cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
@@ -36,6 +37,8 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     spread = "most_share" in evidence and not alone
     how_much = f"up to {percent_text(evidence['most_share'])}" if spread else percent_text(share)
     why = f"{waited} waited for one for {how_much} of the time"
+    if most_share < WORTH:  # it is worth saying by the path alone
+        why = f"{why}, and for {percent_text(of_path)} of the critical path of a typical step"
     if share >= 1:
         why = "the scheduler decides who is late"
     what = f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}"
@@ -65,7 +68,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         },
         verify=VERIFY,
         per="step" if gain is None and analysis.headline.window == "step" else "recording",
-        loss_ns=gain if gain is not None else _waited_ns(analysis, share),
+        loss_ns=gain if gain is not None else _waited_ns(analysis, of_path if most_share < WORTH else share),
         evidence=evidence,
         measured=[
             "how many hosts ran and paused at each moment, from the calls of all hosts"

@@ -291,7 +291,7 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     lacks = ((ALL_RANKS, not given.is_whole), (HOST_EVENTS, not hosts_seen), (SHAPES, unsized))
     lacking = [what for what, is_lacking in lacks if is_lacking]
     if not lacking:
-        return {"torch": INSTEAD["dependency"]} if "dependency" in given.figures.causes else {}
+        return {"torch": _instead(given, "dependency")} if "dependency" in given.figures.causes else {}
     return {"torch": INSTEAD[cause].format(lacking=", ".join(lacking))}
 
 

@@ -1,5 +1,5 @@
-"""Find hosts of CPU runs that stand in calls which only begin a collective: the threads that carry it out, of their own
-process, take the core."""
+"""Find hosts of CPU runs that are held up in calls which only begin a collective: perhaps the threads that carry it
+out, of their own process, take the core."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -77,7 +77,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
         """Return for each row of a rank's `Collectives` how long before its end the call had ended on another member; 0
         with a device, without a common clock, or where that was before the last member began.
 
-        `run` may have some of the ranks alone."""
+        `run` may have some of the ranks alone.
+        """
         found = {rank: np.zeros(timeline.collectives.op.size, np.int64) for rank, timeline in run.ranks.items()}
         for split in self.splits:
             if split.began_ns is None:

@@ -39,7 +39,6 @@ USUAL_FETCH: Final = 0.1
 SAME_CLOCK_NS: Final = 50_000
 """Ranks whose clocks are closer than this, or three residuals, may be of one machine where no source names hosts."""
 
-
 OFTEN: Final = 0.25
 """By the system's account, or by turns on cores, the scheduler decides who is late where hosts waited for a core for
 this share of the time; else other losses may be larger, and a rank be late for another reason."""

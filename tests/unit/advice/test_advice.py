@@ -171,9 +171,11 @@ def test_sixteen_bits_are_not_tried_where_cores_cast_no_faster_than_the_link(
 def test_no_cap_is_advised_to_a_model_that_is_known_to_have_no_ddp() -> None:
     run = recorded(ONE)
     ranks = {rank: replace(each, recorded={**each.recorded, "ddp": {}}) for rank, each in run.ranks.items()}
-    found, reasons = advise(own := replace(run, ranks=ranks), analyze(own))
+    kept: list[WhatIf] = []
+    found, reasons = advise(own := replace(run, ranks=ranks), analyze(own), keep=lambda _, result: kept.append(result))
     assert not {"keep_buckets", "bucket_cap", "bucket_view"} & {each.id for each in found}
     assert any("not wrapped in DistributedDataParallel" in each for each in reasons)
+    assert not kept, "none is predicted either"
 
 
 @pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])

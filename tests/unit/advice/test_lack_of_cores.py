@@ -7,9 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import FOR_CORES, _moved_ns, by_rules, ranked
+from overlapscope.advice.shared_cores import shared_cores
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
@@ -68,6 +70,43 @@ def test_threads_that_transfer_wait_for_cores_too(cause: str) -> None:
 @pytest.mark.parametrize("cause", ["peer_compute", "peer_host", "dependency", "queued", "unknown"])
 def test_what_is_no_lack_of_cores_stays_exposed_communication(cause: str) -> None:
     assert in_order(short_of_cores({cause: 40})) == ["exposed_communication", "shared_cores"]
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "named"),
+    [
+        pytest.param({2: 10}, True, id="a tenth of the typical step's path"),
+        pytest.param({2: 9.9}, False, id="less of it"),
+        pytest.param({2: 0, 3: 50}, False, id="of another step's path"),
+        pytest.param({3: 50}, False, id="the typical step's path is not known"),
+        pytest.param({}, False, id="no path is known"),
+    ],
+)
+def test_cores_that_are_seldom_short_are_named_where_the_critical_path_waits_for_them(
+    waited_ms: Mapping[int, float], *, named: bool
+) -> None:
+    """Threads waited for a core for 5 % of the time, on no rank for more."""
+    known = short_of_cores({"dependency": 40}, share=0.05)
+    steps = [
+        StepPath(step=step, rank=0, length_ns=STEP_MS * MS, parts={}, ranks={}, operations=[],
+                 waited_for_core_ns=round(ms * MS))
+        for step, ms in waited_ms.items()
+    ]  # fmt: skip
+    found = shared_cores(replace(known, critical_path=CriticalPath(scope="ranks", median_step=2, steps=steps)))
+    assert (found is not None) == named
+    if found is not None:
+        assert found.title.endswith(
+            "for up to 5.0 % of the time, and for 10.0 % of the critical path of a typical step"
+        )
+        assert found.loss_ns == STEP_MS * MS // 10
+
+
+@pytest.mark.parametrize(("most_share", "named"), [(0.1, True), (0.099, False), (None, False)])
+def test_or_where_one_rank_waits_for_them_for_a_tenth_of_the_time(most_share: float | None, *, named: bool) -> None:
+    known = short_of_cores({"dependency": 40}, share=0.05)
+    shares = {"median_share": 0.05} | ({} if most_share is None else {"most_share": most_share})
+    findings = [replace(each, evidence=shares) for each in known.findings]
+    assert (shared_cores(replace(known, findings=findings, critical_path=CriticalPath())) is not None) == named
 
 
 def test_where_cores_are_not_short_transfers_are_no_loss_of_cores() -> None:

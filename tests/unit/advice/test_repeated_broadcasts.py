@@ -13,16 +13,19 @@ from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import STEPS, Call, Mark, Op, cpu_run
 
 ELEMENTS = 20_000
+Dimensions = tuple[str | None, str | None]
 
 
-def run(elements: Callable[[int], int | None], mark: Mark | None = None) -> Run:
-    """Return two ranks that broadcast so many elements of 4 bytes at the end of each step, and compute before."""
+def run(elements: Callable[[int], int | None], mark: Mark | None = None, dimensions: Dimensions = (None, None)) -> Run:
+    """Return two ranks that broadcast so many elements of 4 bytes at the end of each step, twice, in groups of these
+    dimensions, and compute before."""
 
     def step(number: int, _: int) -> list[Op | Call]:
         sent = elements(number)
         calls = [] if sent is None else [
-            Call(start=600, end=700, op="broadcast", called_by="c10d::broadcast_", elements=sent),
-            Call(start=720, end=820, op="broadcast", called_by="c10d::broadcast_", elements=sent),
+            Call(start=start, end=start + 100, op="broadcast", called_by="c10d::broadcast_", elements=sent,
+                 dimension=dimension)
+            for start, dimension in zip((600, 720), dimensions, strict=True)
         ]  # fmt: skip
         return [Op("aten::mm", 10, 590), *calls, *([mark] if mark else [])]
 
@@ -78,3 +81,19 @@ def test_what_differs_or_is_little_is_not_named(elements: Callable[[int], int | 
 def test_an_optimizer_that_updates_parts_sends_them() -> None:
     mark = Mark("Optimizer.step#ZeroRedundancyOptimizer.step", 830, 900)
     assert advised(run(lambda _: ELEMENTS, mark)) is None
+
+
+@pytest.mark.parametrize("dimensions", [("data", None), ("data", "data")])
+def test_broadcasts_of_data_parallel_groups_count(dimensions: Dimensions) -> None:
+    found = advised(run(lambda _: ELEMENTS, dimensions=dimensions))
+    assert found is not None
+    assert (found.evidence["calls"], found.evidence["bytes"]) == (2, 2 * 4 * ELEMENTS)
+
+
+@pytest.mark.parametrize("dimension", ["tensor", "pipeline", "expert", "context"])
+def test_broadcasts_of_groups_that_divide_a_model_do_not(dimension: str) -> None:
+    assert advised(run(lambda _: ELEMENTS, dimensions=(dimension, dimension))) is None
+    found = advised(run(lambda _: ELEMENTS, dimensions=(dimension, None)))
+    assert found is not None
+    assert (found.evidence["calls"], found.evidence["bytes"]) == (1, 4 * ELEMENTS)
+    assert found.gain_high_ns == 100_000

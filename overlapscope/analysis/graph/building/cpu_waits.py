@@ -46,8 +46,6 @@ OF_WAIT: Final = 0.15
 OF_TURN: Final = 0.5
 """What is left of a pause after the last call that ended in it, if it lasts for a turn (WOKEN_NS) or more: the mark may
 be a turn late, but no more than this share of it."""
-
-
 OF_OPEN: Final = 0.05
 """A thread that waits for a message goes on at once if it does so after this share of the time for which it was open,
 ..."""

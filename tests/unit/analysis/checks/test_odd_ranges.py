@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
+from tests.support.step_cases import Kernel, Range, Sent, made
 
 
 def run(lasts: Callable[[int, int], float], name: str = "data") -> Run:
@@ -17,6 +21,24 @@ def run(lasts: Callable[[int, int], float], name: str = "data") -> Run:
         return [Op("aten::mm", 400, 600), Call(start=610, end=700), *([Mark(name, 5, 5 + us)] if us else [])]
 
     return cpu_run(step)
+
+
+def in_two_threads(*, marked: bool) -> Run:
+    """Return two ranks of which one thread, that of the marks of steps if they are `marked`, is in `own` for 200 us of
+    step 2 and in none of the others; and another thread in `other` for 300 us of step 3."""
+
+    def step(number: int, _: int) -> list[Op | Call]:
+        marks = [Mark(f"ProfilerStep#{number}", 0, 1000)] * marked
+        own, other = [Mark("own", 5, 205)] * (number == 2), [Mark("other", 5, 305)] * (number == 3)
+        return [Op("aten::mm", 400, 600), Call(start=610, end=700), *marks, *own, *other]
+
+    job = cpu_run(step)
+    ranks = {}
+    for rank, each in job.ranks.items():
+        notes = each.annotations
+        moved = rows_named(notes.name, each.names, "other".__eq__)
+        ranks[rank] = replace(each, annotations=replace(notes, lane=np.where(moved, 0, notes.lane)))
+    return replace(job, ranks=ranks)
 
 
 def titles(job: Run) -> list[str]:
@@ -47,3 +69,26 @@ def test_ranks_that_do_so_in_the_same_step_are_named_together() -> None:
 )
 def test_what_is_short_or_in_several_steps_is_not_named(job: Run, *, named: bool) -> None:
     assert bool(titles(job)) == named
+
+
+def test_only_ranges_of_the_thread_that_marks_the_steps_count() -> None:
+    """As of a loader, which is in no step."""
+    own = "step 2 alone is in own for 0.200 ms (ranks 0, 1), in no other step"
+    assert titles(in_two_threads(marked=True)) == [own]
+
+
+def test_those_of_all_threads_count_where_no_thread_marks_them() -> None:
+    found = titles(in_two_threads(marked=False))
+    assert [each.split(" for ")[0] for each in found] == ["step 2 alone is in own", "step 3 alone is in other"]
+
+
+def test_with_a_device_it_is_the_host_that_is_in_ranges() -> None:
+    """The device computes all the time."""
+
+    def step(number: int) -> list[Kernel | Sent | Range]:
+        odd = Range(name="checkpoint", start=5, end=305 if number == 4 else 7)
+        return [Kernel(start=0, end=990), Sent(start=100, end=200), odd]
+
+    assert titles(made(step)) == [
+        "step 4 alone is in checkpoint for 0.300 ms (ranks 0, 1), in no other step for more than 0.002 ms"
+    ]
