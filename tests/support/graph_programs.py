@@ -14,6 +14,7 @@ from overlapscope.timeline.columns import (
     COPY,
     EVENT_SYNC,
     HOST,
+    NONE,
     RUNTIME,
     STREAM_SYNC,
     STREAM_WAIT_EVENT,
@@ -87,7 +88,11 @@ class Thread(msgspec.Struct, frozen=True):
     number: int
 
 
-Operation = Work | Launch | CopyBack | Record | Wait | Sync | Poll | Thread
+class Recorder(msgspec.Struct, frozen=True):
+    """The recording begins: of what was launched before only its spans are seen that have not ended."""
+
+
+Operation = Work | Launch | CopyBack | Record | Wait | Sync | Poll | Thread | Recorder
 Program = Sequence[Operation]
 
 
@@ -106,8 +111,9 @@ class _Span(msgspec.Struct):
 
 
 class _Rank:
-    def __init__(self, program: Program, begin: int) -> None:
+    def __init__(self, program: Program, begin: int, queue: int | None) -> None:
         self.operations = list(program)
+        self.queue = queue
         self.at = 0
         self.clock = begin
         self.begin = begin
@@ -150,10 +156,13 @@ class Simulated(msgspec.Struct, frozen=True):
 
 def simulate(
     programs: Mapping[int, Program], transfers_ns: Mapping[str, int] | None = None, *,
-    begins_ns: Mapping[int, int] | None = None, record_syncs: bool = True,
+    begins_ns: Mapping[int, int] | None = None, record_syncs: bool = True, queue: int | None = None,
 ) -> Simulated:  # fmt: skip
-    """Run the programs of all ranks; `transfers_ns` holds how long each collective takes after its last member."""
-    ranks = {rank: _Rank(program, START_NS + (begins_ns or {}).get(rank, 0)) for rank, program in programs.items()}
+    """Run the programs of all ranks; `transfers_ns` holds how long each collective takes after its last member, `queue`
+    how many launches may be under way: the next one waits until the oldest has ended."""
+    ranks = {
+        rank: _Rank(program, START_NS + (begins_ns or {}).get(rank, 0), queue) for rank, program in programs.items()
+    }
     members: dict[str, list[_Span]] = {}
     for each in ranks.values():
         for operation in each.operations:
@@ -207,6 +216,8 @@ def _step(rank: _Rank, members: dict[str, list[_Span]]) -> bool:
             if awaited.end is None:
                 return False
             rank.clock = max(rank.clock, awaited.end + POLL_NS)
+        case Recorder():
+            rank.begin = rank.clock
         case Sync():
             return _sync(rank, operation)
     return True
@@ -222,7 +233,13 @@ def _launch(rank: _Rank, operation: Launch | CopyBack, members: dict[str, list[_
         rank.calls[-1]["end_ns"] = rank.clock
         rank.pending = None
         return True
+    full = rank.queue is not None and len(rank.spans) >= rank.queue
+    room = rank.spans[-rank.queue].end if full and rank.queue else 0
+    if room is None:
+        return False
     span = _launched(rank, operation, "cudaLaunchKernel")
+    rank.clock = max(rank.clock, room)
+    rank.calls[-1]["end_ns"] = rank.clock
     if span.call:
         members[span.call].append(span)
     return True
@@ -299,13 +316,17 @@ def _timeline(rank: int, its: _Rank, *, record_syncs: bool) -> RankTimeline:
     ] + [{"kind": HOST, "process": "100", "label": f"thread {thread}"} for thread in range(threads)]  # fmt: skip
     calls, spans = [], []
     for span in its.spans:
-        times = {"start_ns": span.start, "end_ns": span.end, "launch_ns": span.launch_ns}
+        if (span.end or 0) <= its.begin:
+            continue
+        launched = {"launch_ns": span.launch_ns if span.launch_ns >= its.begin else NONE}
+        times = {"start_ns": span.start, "end_ns": span.end, **launched}
         row = {**times, "lane": span.lane, "kind": span.kind, "name": span.name, "correlation": span.correlation}
         if span.call:
             row["collective"] = len(calls)
             calls.append({**times, "op": "all_reduce", "group": "world", "seq": len(calls), "bytes": 1 << 20})
         spans.append(row)
-    host = sorted(its.calls, key=lambda call: (call["lane"], call["start_ns"], -call["end_ns"]))
+    recorded = [call for call in its.calls if call["start_ns"] >= its.begin]
+    host = sorted(recorded, key=lambda call: (call["lane"], call["start_ns"], -call["end_ns"]))
     return rank_timeline(
         rank, spans=spans, collectives=calls, lanes=rows,
         host=[{**call, "lane": call["lane"] + lanes} for call in host], syncs=its.syncs if record_syncs else (),

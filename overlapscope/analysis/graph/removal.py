@@ -126,10 +126,14 @@ def late_together(graph: Graph, programs: Mapping[int, object]) -> dict[int, int
 
 
 def programs_of(ranks: Mapping[int, RankTimeline]) -> dict[int, object]:
-    """Return for each rank what identifies its program: how many collectives of each operation it launched."""
+    """Return for each rank what identifies its program: how many collectives of each operation it launched.
+
+    Where launches are recorded, those before the recording are left out: a device that lags has more of them.
+    """
     found: dict[int, object] = {}
     for rank, timeline in ranks.items():
-        codes, counts = np.unique(timeline.collectives.op, return_counts=True)
+        op, launched = timeline.collectives.op, timeline.collectives.launch_ns != NONE
+        codes, counts = np.unique(op[launched] if launched.any() else op, return_counts=True)
         found[rank] = tuple(
             sorted((timeline.name(int(code)) or "", int(count)) for code, count in zip(codes, counts, strict=True))
         )
@@ -264,7 +268,8 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
         host_part = np.searchsorted(bounds, time[edges.node[host]], side="left")
         order = np.lexsort((edges.kind[host], returns, call, host_part))
         runs = run_edges(graph, part)
-        own = np.flatnonzero(edges.kind[runs] != RUN_COMM)
+        recorded = part.launched_by >= 0  # what was launched before the recording is work of an earlier step
+        own = np.flatnonzero((edges.kind[runs] != RUN_COMM) & (recorded | ~recorded.any()))
         launched = np.where(part.launched_by >= 0, np.append(begin, NONE)[part.launched_by], time[part.starts()])[own]
         device_part = np.searchsorted(bounds, launched, side="left")
         by_launch = np.lexsort((launched, device_part))

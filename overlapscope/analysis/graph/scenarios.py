@@ -20,13 +20,18 @@ from overlapscope.analysis.graph.model import (
     RUN_COMM,
     TRANSFER,
     Graph,
+    RankPart,
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, scans_of
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.rows import is_one_of
 
 PAUSE_CAP_NS: Final = 3_000_000
 """Longest pause in the scenario of hosts that always have a core."""
+LAGS: Final = 0.01
+"""A device lags whose work from before its recording lasts for this share of it. A choice: less moves little."""
+NEVER_BEGUN: Final = int(np.iinfo(np.int64).max)
 NEVER: Final = int(np.iinfo(np.int64).min) // 4
 """Lag of an edge that does not hold."""
 
@@ -100,14 +105,31 @@ def capped_pauses(graph: Graph, cap_ns: int) -> Change:
 
 
 def aligned_starts(graph: Graph) -> Change:
-    """Return a change in which the recordings of all ranks begin together: profilers start apart, jobs do not."""
+    """Return a change in which the recordings of all ranks begin together: profilers start apart, jobs do not.
+
+    A device that lags has work left from before its recording. Then devices begin together what was launched in it: a
+    host that is ahead begins to record earlier, and its device is no earlier for that.
+    """
     time = graph.nodes.time_ns.copy()
-    first = [int(time[part.first : part.first + part.nodes].min()) for part in graph.ranks if part.nodes]
-    for part in graph.ranks:
-        mine = slice(part.first, part.first + part.nodes)
-        if part.nodes:
-            time[mine] -= int(time[mine].min()) - min(first)
+    parts = [part for part in graph.ranks if part.nodes]
+    first = [int(time[part.first : part.first + part.nodes].min()) for part in parts]
+    launched = [int(time[part.starts()][part.launched_by >= 0].min(initial=NEVER_BEGUN)) for part in parts]
+    if NEVER_BEGUN not in launched and any(_lags(graph, part) for part in parts):
+        first = launched
+    for part, begin in zip(parts, first, strict=True):
+        time[part.first : part.first + part.nodes] -= begin - min(first)
     return replace(Change.none(graph), time_ns=time)
+
+
+def _lags(graph: Graph, part: RankPart) -> bool:
+    """Return whether the device of a rank has work from before its recording that lasts for much of it."""
+    time = graph.nodes.time_ns
+    start, end, old = time[part.starts()], time[part.ends()], part.launched_by < 0
+    if not part.spans or not old.any() or old.all():
+        return False
+    until = start[~old].min()
+    busy = BusyTime(union((start[old], end[old]))).within(start[:1], np.array([until]))
+    return bool(busy[0] >= LAGS * (end.max() - start.min()))
 
 
 def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]:

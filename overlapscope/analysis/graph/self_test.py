@@ -67,14 +67,14 @@ def self_test(graph: Graph, windows: Sequence[Bounds], swap: Swap | None = None)
     )  # fmt: skip
     unknown_share = path.parts["unknown"] / path.length_ns if path.length_ns > 0 else 0.0
     unexplained = unexplained_share(graph)
-    hidden = _hidden_share(graph)
+    hidden = _hidden(graph)
     failed = {
         REPLAY: any(abs(each.error) > REPLAY_WITHIN for each in replays),
         UNKNOWN: unknown_share > UNKNOWN_WITHIN or unexplained > UNKNOWN_WITHIN,
-        HIDDEN_WAITS: hidden > HIDDEN_WAITS_WITHIN,
+        HIDDEN_WAITS: hidden.decide,
     }
     return SelfTest(
-        windows=replays, unknown_share=unknown_share, unexplained_share=unexplained, hidden_wait_share=hidden,
+        windows=replays, unknown_share=unknown_share, unexplained_share=unexplained, hidden_wait_share=hidden.share,
         swap=swap, failed=tuple(name for name, fails in failed.items() if fails),
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def causes_failed(graph: Graph) -> str | None:
         return None
     if path.parts["unknown"] > UNKNOWN_WITHIN * path.length_ns:
         return UNKNOWN
-    return HIDDEN_WAITS if _hidden_share(graph) > HIDDEN_WAITS_WITHIN else None
+    return HIDDEN_WAITS if _hidden(graph).decide else None
 
 
 def unexplained_share(graph: Graph) -> float:
@@ -101,17 +101,34 @@ def unexplained_share(graph: Graph) -> float:
     return sum(int(np.count_nonzero(each == UNEXPLAINED)) for each in starts) / spans if spans else 0.0
 
 
+class _Hidden(msgspec.Struct, frozen=True, kw_only=True):
+    """The long host stretches of a path that may be waits."""
+
+    share: float
+    """Of all its long host stretches."""
+    of_path: float
+    """Of its length."""
+
+    @property
+    def decide(self) -> bool:
+        """Whether they may decide what the path is: many of its stretches, and more than what may remain unknown."""
+        return self.share > HIDDEN_WAITS_WITHIN and self.of_path > UNKNOWN_WITHIN
+
+
 @once_a_graph
-def _hidden_share(graph: Graph) -> float:
+def _hidden(graph: Graph) -> _Hidden:
     path = whole_path(graph)
-    return 0.0 if path is None else hidden_wait_share(graph, path.edges)
+    if path is None:
+        return _Hidden(share=0.0, of_path=0.0)
+    hidden_ns, long_ns = hidden_waits_ns(graph, path.edges)
+    return _Hidden(share=hidden_ns / max(long_ns, 1), of_path=hidden_ns / max(path.length_ns, 1))
 
 
-def hidden_wait_share(graph: Graph, edges: Ints) -> float:
-    """Return the share of the long host stretches among a path's edges that may be waits.
+def hidden_waits_ns(graph: Graph, edges: Ints) -> tuple[int, int]:
+    """Return how long the long host stretches among a path's edges are that may be waits, and how long all of them.
 
-    Those end right after a stream drained in them, or a copy to the host that was asked for last ended in them, or
-    another thread of the process called meanwhile.
+    Waits may be those that end right after a stream drained in them, or a copy to the host that was asked for last
+    ended in them, or another thread of the process called meanwhile.
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
     long = edges[is_one_of(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
@@ -127,8 +144,7 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
         if part.may_wait is not None and part.calls:
             call = node[mine] - part.first
             hidden[mine] |= (call < part.calls) & part.may_wait[np.minimum(call, part.calls - 1)]
-    total = int(taken.sum())
-    return int(taken[hidden].sum()) / total if total else 0.0
+    return int(taken[hidden].sum()), int(taken.sum())
 
 
 def _others_returned(graph: Graph, part: RankPart, call: Ints, since: Ints) -> Flags:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS, HostCalls
+from overlapscope.analysis.graph.building.launch_queue import made_room
 from overlapscope.analysis.graph.building.stream_waits import last_before_sync
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.timeline.columns import (
@@ -70,6 +71,7 @@ def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) ->
     waits = (spans.end_ns[stated_span] > calls.begin_ns[stated_call]) & ~calls.copies[stated_call]
     awaited[stated_call] = np.where(calls.copies[stated_call], awaited[stated_call], -1)
     awaited[stated_call[waits]] = stated_span[waits]
+    awaited = np.where(awaited < 0, made_room(spans, calls, launch), awaited)
     lane_span, lane_call = _last_of_lanes(spans, calls, launch)
     binding, over = np.flatnonzero(awaited >= 0), np.flatnonzero(for_stream >= 0)
     span = np.concatenate([awaited[binding], stated_span[~waits], lane_span, for_stream[over]])
