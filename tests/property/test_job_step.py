@@ -127,6 +127,26 @@ def test_what_one_long_step_exposed_is_no_cause_of_what_the_others_did(longer: i
     assert head.causes == {cause: ns for cause, ns in causes.items() if ns}
 
 
+@pytest.mark.parametrize(
+    ("late", "steps", "pace"),
+    [
+        pytest.param(30, 4, 100, id="one rank begins and ends 30 ns after the other"),
+        pytest.param(2, 4, 100, id="2 ns: 2 % of the step"),
+        pytest.param(1, 4, None, id="less than 1 %"),
+        pytest.param(0, 4, None, id="together"),
+        pytest.param(30, 3, 100, id="three steps"),
+        pytest.param(30, 2, None, id="one time between two begins"),
+    ],
+)
+def test_the_pace_of_a_job_whose_ranks_overlap_in_steps_is_the_time_between_begins(
+    late: int, steps: int, pace: int | None
+) -> None:
+    own = [(*["compute_only_ns"] * 99, EXPOSED)] * steps
+    head = found({0: _in_a_row(0, own, 12), 1: _in_a_row(late, own, 12)}, {0: 5, 1: 0})
+    assert head.step_ns == 100 + late
+    assert head.pace_ns == pace
+
+
 @settings(max_examples=300)
 @given(made=JOBS, ahead=st.lists(st.integers(-(10**12), 10**12), min_size=4, max_size=4))
 def test_the_step_of_the_job_is_every_nanosecond_of_it(made: list[list[Made]], ahead: list[int]) -> None:

@@ -23,6 +23,10 @@ PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_onl
 LONG: Final = 1.5
 """A step is long from this many times the median of all: one pause of a second would else be the cause of what others
 expose. But of more than ..."""
+FEWEST_STEPS: Final = 3
+"""Of fewer the time between two begins is one figure."""
+SHORTER: Final = 0.99
+"""A job's pace is said from this share of its steps. A choice: a difference of less moves no conclusion."""
 FEW: Final = 0.2
 """... this share of the steps none is an exception."""
 
@@ -61,6 +65,9 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     ranks: list[int] = []
     """Ranks that the means are over."""
     step_ns: int | None = None
+    pace_ns: int | None = None
+    """How long after each other the job's steps begin, where that is shorter: steps of ranks overlap then, as one begins
+    a step while another ends the one before. Null elsewhere."""
     exposed_comm_ns: int | None = None
     """Null where no communication was recorded."""
     exposed_wait_ns: int | None = None
@@ -132,11 +139,25 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
         steps=len(table.steps) if of_steps else 0,
         ranks=list(table.ranks),
         step_ns=None if step_ns is None else round(step_ns),
+        pace_ns=_pace_ns(table, step_ns) if of_steps and step_ns else None,
         causes={cause: ns for cause, ns in causes.items() if ns},
         idle_causes={cause: ns for cause, ns in idle.items() if ns},
         job_steps=_job_steps(table),
         **values,
     )
+
+
+def _pace_ns(table: StepFigures, step_ns: float) -> int | None:
+    """Return the median time between begins of steps that follow each other; None where it is about a step, or not
+    known."""
+    windows, numbers = table.windows, [step for step, _ in table.steps]
+    if windows is None or len(numbers) < FEWEST_STEPS:
+        return None
+    begin = np.where(windows.start_ns == NONE, np.iinfo(np.int64).max, windows.start_ns).min(axis=(0, 2))
+    between = np.diff(begin)[np.diff(numbers) == 1]
+    between = between[between > 0]
+    pace = float(np.median(between)) if between.size >= FEWEST_STEPS - 1 else step_ns
+    return round(pace) if pace < SHORTER * step_ns else None
 
 
 def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:

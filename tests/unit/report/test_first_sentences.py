@@ -130,7 +130,7 @@ def test_what_shortens_communication_does_not_name_a_step_that_costs_more() -> N
 @pytest.mark.parametrize(
     ("because", "window", "words"),
     [
-        ("clocks", "step", "The ranks' clocks cannot be aligned: the step is"),
+        ("clocks", "step", "The ranks' clocks cannot all be aligned: the step is"),
         ("apart", "step", "The ranks do not keep step (some had ended a step before others began it): the step is"),
         ("apart", "recording", "The ranks were recorded at different times: the recording is"),
         (None, "step", "No times between ranks are known: the step is"),  # of version 0.1
@@ -202,6 +202,13 @@ def test_what_of_a_ranks_own_step_is_exposed_is_said_where_it_is_far_from_the_jo
         start_of_recording_ns=0,
     )  # fmt: skip
     assert words in sentence(replace(recorded(), headline=head))
+
+
+@pytest.mark.parametrize("pace_ns", [90 * MS, None])
+def test_the_pace_of_a_job_is_said_where_steps_of_ranks_overlap(pace_ns: int | None) -> None:
+    said = sentence(replace(recorded(), headline=replace(recorded().headline, pace_ns=pace_ns)))
+    assert ("Steps of the ranks overlap: the job begins one every 90.000 ms." in said) == (pace_ns is not None)
+    assert ("Steps of the ranks overlap" in said) == (pace_ns is not None)
 
 
 def test_the_ranks_that_are_most_and_least_exposed_are_not_named_where_the_median_of_all_is_beyond_them() -> None:
