@@ -33,27 +33,32 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
     """
     if len(run.ranks) < 2:
         return []
-    sizes = {group.name: len(group.ranks) for group in run.groups if group.ranks is not None}
+    sizes = {group.name: group.size if group.ranks is None else len(group.ranks) for group in run.groups}
     blocks = (*cross_rank.matching.blocks, *cross_rank.matching.uneven)
     recorded: dict[str | None, set[int]] = {}
     for block in blocks:
         recorded.setdefault(block.group, set()).update(block.ranks)
-    partial = {
-        (block.group, block.ranks): sizes.get(block.group or "") or run.world_size
-        for block in blocks
-        if not block.whole and (sizes.get(block.group or "") or run.world_size or 0) > len(recorded[block.group])
-    }
+    some_ranks = len(run.ranks) < (run.world_size or 0)
+    partial: dict[tuple[str | None, tuple[int, ...]], int | None] = {}
+    for block in blocks:
+        size = sizes.get(block.group or "")
+        missing = some_ranks if size is None else size > len(recorded[block.group])
+        if not block.whole and missing:
+            partial[block.group, block.ranks] = size
     if not partial:
         return []
     (group, ranks), members = next(iter(partial.items()))
-    first = f"{len(ranks)} of {members} members of {f'group {group}' if group else 'an unnamed group'}"
+    whose = f"group {group}" if group else "an unnamed group"
     others = f" and some of {len(partial) - 1} more groups" if len(partial) > 1 else ""
+    what = f"{len(ranks)} of {members} members of {whose}{others} were recorded"
+    if members is None:
+        what = f"{len(run.ranks)} of {run.world_size} ranks were recorded, perhaps not all members of {whose}{others}"
     return [
         Finding(
             id="few_ranks_recorded",
             severity="info",
-            title=f"only {first}{others} were recorded: durations of their calls include time spent waiting for the "
-            "other members, transfer times and blame are upper bounds, and stragglers among the others are not found",
+            title=f"only {what}: durations of their calls include time spent waiting for the other members, transfer "
+            "times and blame are upper bounds, and stragglers among the others are not found",
             evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
             known_from="trace",
         )

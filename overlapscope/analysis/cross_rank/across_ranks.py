@@ -13,6 +13,7 @@ from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
 from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
 from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
+from overlapscope.analysis.cross_rank.impossible_calls import drop_impossible
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
@@ -119,8 +120,8 @@ def _group_sizes(calls: Collectives, members: Ints) -> Ints:
     for group in unique(calls.group[unknown]).tolist() if unknown.any() else ():
         own = calls.group == group
         sizes = set(unique(members[own]).tolist()) - {NONE}
-        if len(sizes) == 1:
-            found = np.where(own & unknown, sizes.pop(), found)
+        of_calls = sizes.pop() if len(sizes) == 1 else members  # calls without a name are of several groups
+        found = np.where(own & unknown, of_calls, found)
     return found
 
 
@@ -150,6 +151,7 @@ def match_and_align(run: Run) -> CrossRank:
     if clock_set:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
+    checked, clocks = drop_impossible(run, checked, clocks, lambda each: clock_offsets(each.blocks, hosts))
     known = join_by_uneven(clocks, checked.uneven, hosts)
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)

@@ -4,7 +4,7 @@ The ranks with the most calls must have equally many calls of each kind. A cut r
 calls: it is placed where the kinds of call agree, and where the times between the ends agree far better than elsewhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -25,6 +25,10 @@ OF_INTERVAL: Final = 0.1
 """... and by less than this share of the usual time between calls."""
 
 
+CUT: Final = "the recordings are sampled or cut"
+OTHER: Final = "the ranks made different calls (they are of other groups, or the recordings are sampled or cut)"
+
+
 class NumberedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of a group, and the number of each, the same on all ranks; -1 where it is not known."""
 
@@ -33,8 +37,11 @@ class NumberedCalls(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
 
 
-def by_order(calls: GroupCalls) -> NumberedCalls:
-    """Number the calls by their order within their kind; reasons name the ranks that could not be placed."""
+def by_order(calls: GroupCalls, *, one_group: bool) -> NumberedCalls:
+    """Number the calls by their order within their kind; reasons name the ranks that could not be placed.
+
+    `one_group` is whether their source says that they are of one group.
+    """
     counts = _counts(calls, calls.kind)
     totals = counts.sum(axis=1)
     most = np.flatnonzero(totals == totals.max())
@@ -45,7 +52,11 @@ def by_order(calls: GroupCalls) -> NumberedCalls:
     number = np.full(calls.row.size, -1, np.int64)
     wrong = np.flatnonzero((counts[most] != counts[most[0]]).any(axis=0))
     if wrong.size:
-        return NumberedCalls(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
+        return NumberedCalls(
+            calls=calls,
+            number=number,
+            reasons=(_uneven_counts(calls, counts, most, int(wrong[0]), one_group=one_group),),
+        )
     for place in most.tolist():
         part = calls.of(place)
         number[part] = calls.kind[part].astype(np.int64) * int(totals.max()) + _occurrence(calls.kind[part])
@@ -53,12 +64,12 @@ def by_order(calls: GroupCalls) -> NumberedCalls:
     lost = []
     for place in np.flatnonzero(totals < totals.max()).tolist():
         part = calls.of(place)
-        at = _place_of(calls.loose[part], calls.end_ns[part], calls.loose[whole], calls.end_ns[whole])
+        at = place_of(calls.loose[part], calls.end_ns[part], calls.loose[whole], calls.end_ns[whole])
         if at is None:
             lost.append(place)
         else:
             number[part] = number[whole][at : at + totals[place]]
-    return NumberedCalls(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
+    return NumberedCalls(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost, one_group=one_group)))
 
 
 def _counts(calls: GroupCalls, kind: Codes) -> Ints:
@@ -77,12 +88,11 @@ def _occurrence(kind: Codes) -> Ints:
     return found
 
 
-def _place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int | None:
+def place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int | None:
     """Return the position of a rank's calls among all calls; None where it is ambiguous."""
     if kinds.size < FEWEST:
         return None
-    starts = np.lib.stride_tricks.sliding_window_view(all_kinds, FEWEST)[: all_kinds.size - kinds.size + 1]
-    likely = np.flatnonzero((starts == kinds[:FEWEST]).all(axis=1)).tolist()
+    likely = _likely(kinds, all_kinds)
     places = dict.fromkeys([*_agreeing(likely, kinds, all_kinds), *_agreeing(likely[::-1], kinds, all_kinds)])
     if not places:
         return None
@@ -96,6 +106,22 @@ def _place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int
     return place
 
 
+def is_part(kinds: Codes, all_kinds: Codes) -> bool:
+    """Return whether calls are of the kinds of successive ones of more calls, as those of a cut recording."""
+    if not 0 < kinds.size < all_kinds.size:
+        return False
+    likely = _likely(kinds, all_kinds)
+    return bool(_agreeing(likely, kinds, all_kinds) or _agreeing(likely[::-1], kinds, all_kinds))
+
+
+def _likely(kinds: Codes, all_kinds: Codes) -> list[int]:
+    """Return where the first kinds are those of successive calls."""
+    few = min(FEWEST, kinds.size)
+    starts = np.lib.stride_tricks.sliding_window_view(all_kinds, few)[: all_kinds.size - kinds.size + 1]
+    found: list[int] = np.flatnonzero((starts == kinds[:few]).all(axis=1)).tolist()
+    return found
+
+
 def _agreeing(likely: Iterable[int], kinds: Codes, all_kinds: Codes) -> list[int]:
     found: list[int] = []
     for tried, at in enumerate(likely, 1):
@@ -106,23 +132,41 @@ def _agreeing(likely: Iterable[int], kinds: Codes, all_kinds: Codes) -> list[int
     return found
 
 
-def _uneven_counts(calls: GroupCalls, counts: Ints, places: Ints, kind: int) -> str:
+def _uneven_counts(calls: GroupCalls, counts: Ints, places: Ints, kind: int, *, one_group: bool) -> str:
     # One kind with different counts shows that the recordings hold different calls: no order can be trusted.
     of_kind = counts[places, kind]
-    many, few = int(of_kind.argmax()), int(of_kind.argmin())
+    many, few = int(places[of_kind.argmax()]), int(places[of_kind.argmin()])
+    known = one_group or _is_cut(calls, few, many)
     return (
-        f"{calls.kinds[kind]} was recorded {of_kind[many]} times on rank {calls.ranks[places[many]]} and "
-        f"{of_kind[few]} times on rank {calls.ranks[places[few]]}: the recordings are sampled or cut, and calls are "
-        "not paired by order"
+        f"{calls.kinds[kind]} was recorded {of_kind.max()} times on rank {calls.ranks[many]} and {of_kind.min()} times "
+        f"on rank {calls.ranks[few]}: {CUT if known else OTHER}, and calls are not paired by order"
     )
 
 
-def _lost(calls: GroupCalls, totals: Ints, places: list[int]) -> list[str]:
+def _lost(calls: GroupCalls, totals: Ints, places: list[int], *, one_group: bool) -> list[str]:
     if not places:
         return []
-    first = places[0]
+    first, whole = places[0], int(totals.argmax())
     return [
-        f"{totals.max()} calls were recorded on rank {calls.ranks[int(totals.argmax())]} and {totals[first]} on rank "
-        f"{calls.ranks[first]}: the recordings are sampled or cut, and the calls of rank "
-        f"{list_some([calls.ranks[at] for at in places])} could not be placed among them; they are not paired by order"
+        could_not_place(
+            (int(totals[whole]), calls.ranks[whole]),
+            (int(totals[first]), calls.ranks[first]),
+            [calls.ranks[at] for at in places],
+            known=one_group or _is_cut(calls, first, whole),
+        )
     ]
+
+
+def could_not_place(most: tuple[int, int], fewer: tuple[int, int], ranks: Sequence[int], *, known: bool = True) -> str:
+    """Return a reason for ranks whose calls could not be placed among others, each of which is given as the number of
+    calls and a rank; `known` is whether recordings are known to lack calls."""
+    why = CUT if known else OTHER
+    return (
+        f"{most[0]} calls were recorded on rank {most[1]} and {fewer[0]} on rank {fewer[1]}: {why}, "
+        f"and the calls of rank {list_some(ranks)} could not be placed among them; they are not paired by order"
+    )
+
+
+def _is_cut(calls: GroupCalls, few: int, many: int) -> bool:
+    """Return whether a rank's calls are successive ones of another's: its recording lacks the first or the last."""
+    return is_part(calls.loose[calls.of(few)], calls.loose[calls.of(many)])

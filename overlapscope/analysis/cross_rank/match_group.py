@@ -8,6 +8,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.call_numbering import by_order
 from overlapscope.analysis.cross_rank.group_calls import EXCHANGE, GroupCalls, group_calls, named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.analysis.cross_rank.nameless_calls import divide
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.rows import sort_order, unique
@@ -29,15 +30,10 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
     number = _numbers(run, ranks, rows_of)
     numbered = number is not None
     if members is None:
-        sizes = {
-            int(each) for rank in ranks for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
-        }
-        if sizes - {NONE} and len(ranks) > max(sizes):
-            many = (
-                f"{len(ranks)} ranks made calls in it, but it has {max(sizes)} members, which were not recorded: its "
-                "calls are not paired"
-            )
-            return Matching(unmatched=total, reasons=_of_group(group, [many]))
+        sizes = _sizes(run, ranks, rows_of)
+        too_many = _too_many(ranks, sizes)
+        if too_many:
+            return Matching(unmatched=total, reasons=_of_group(group, too_many))
         if sizes == {NONE} and numbered and max(len(ranks), run.world_size or 0) > 2:
             # Sequence numbers would pair calls of several groups of the same name, and the clocks would hide that.
             several = (
@@ -48,13 +44,53 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
     calls = group_calls(run, ranks, rows_of)
     said = _of_group(group, why, ": its calls are paired without it")
     if number is None:
-        ordered = by_order(calls)
+        ordered = by_order(calls, one_group=group is not None)
         calls, number = ordered.calls, ordered.number
         said += _of_group(group, ordered.reasons)
     blocks, reasons = _pair(run, group, members, calls, number, numbered=numbered)
     even, uneven = (tuple(block for block in blocks if block.even == kind) for kind in (True, False))
     matched = sum(block.rows.size for block in blocks)
     return Matching(blocks=even, uneven=uneven, unmatched=total - matched, reasons=said + _of_group(group, reasons))
+
+
+def match_nameless(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
+    """Pair symmetric calls without a group's name; those of devices without numbers stream by stream."""
+    ranks = sorted(rows_of)
+    divided = None
+    if len(ranks) > 1 and _numbers(run, ranks, rows_of) is None:
+        divided = divide(run, group_calls(run, ranks, rows_of))
+    if divided is None:
+        return match_group(run, None, None, rows_of)
+    found: list[MatchedCalls] = []
+    reasons: list[str] = list(divided.reasons)
+    for each in divided.sets:
+        members = each.calls.ranks
+        too_many = _too_many(members, set(unique(each.calls.size).tolist()))
+        reasons += too_many
+        if too_many:
+            continue
+        known = members if each.whole else None
+        blocks, why = _pair(run, None, known, each.calls, each.number, numbered=False)
+        found += blocks
+        reasons += why
+    even, uneven = (tuple(block for block in found if block.even == kind) for kind in (True, False))
+    unmatched = sum(rows.size for rows in rows_of.values()) - sum(block.rows.size for block in found)
+    return Matching(blocks=even, uneven=uneven, unmatched=unmatched, reasons=_of_group(None, reasons))
+
+
+def _sizes(run: Run, ranks: Iterable[int], rows_of: Mapping[int, Codes]) -> set[int]:
+    """Return the sizes of the group that calls state, and NONE for those that state none."""
+    return {int(each) for rank in ranks for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])}
+
+
+def _too_many(ranks: Sequence[int], sizes: set[int]) -> list[str]:
+    """Return a reason where more ranks made the calls than the group has members."""
+    if not sizes - {NONE} or len(ranks) <= max(sizes):
+        return []
+    return [
+        f"{len(ranks)} ranks made calls in it, but it has {max(sizes)} members, which were not recorded: its calls are "
+        "not paired"
+    ]
 
 
 def _numbers(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> Ints | None:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.group_calls import named, spelled_size
-from overlapscope.analysis.cross_rank.match_group import match_group
+from overlapscope.analysis.cross_rank.match_group import match_group, match_nameless
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
@@ -53,7 +53,8 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
             lone[group] = rank
             unmatched += rows_of[rank].size
             continue
-        found = match_group(run, group, ranks, rows_of)
+        nameless = group is None and ranks is None and ops == SYMMETRIC
+        found = match_nameless(run, rows_of) if nameless else match_group(run, group, ranks, rows_of)
         blocks += found.blocks
         uneven += found.uneven
         unmatched += found.unmatched

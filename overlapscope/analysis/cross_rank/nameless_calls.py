@@ -1,0 +1,346 @@
+"""Divide device calls that name no group: by stream, and by ranks that make the same calls, which end together.
+
+A communicator's members make the same calls in the same order on one of their streams, and a call's kernels end within
+microseconds on all of them. So calls of a stream are compared with those of other ranks' streams: ranks whose order
+differs, or whose ends do not keep one distance (that of their clocks), are of other groups. What two ranks' ends are
+apart in one group must be so in every other. A cut recording is placed among the calls of longer ones.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.call_numbering import could_not_place, is_part, place_of
+from overlapscope.analysis.cross_rank.clock_offsets import connected
+from overlapscope.analysis.cross_rank.group_calls import GroupCalls
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import NONE, Codes, Floats, Ints
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline, Run
+
+TOGETHER_NS: Final = 200_000.0
+"""From call to call, the ends of a call on two ranks move apart by no more than this ..."""
+USUALLY: Final = 0.75
+"""... in so many calls (in recordings of real jobs, kernels of one call end within 70 us); a clock may be set once."""
+OF_CALL: Final = 0.01
+"""... beside this share of the calls: over slow links, members see the end of a long call less exactly together."""
+NOISES: Final = 3.0
+"""In two groups, the distance of two clocks differs by no more than TOGETHER_NS and so many times the noise."""
+EVEN_NS: Final = 50_000.0
+"""Noises up to this are alike: then the set is believed whose clocks are closer, as those of most machines are."""
+SHOWN: Final = 4
+"""Fewer calls than this show no noise: other groups come first."""
+MOST_ENDS: Final = 1 << 17
+FEWEST_ENDS: Final = 64
+MOST_CALLS: Final = 1024
+"""Of the tracks that are compared, so many ends in all, and for each track."""
+MOST_SETS: Final = 64
+"""A set is compared with so many others."""
+
+
+class _Track(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one stream of a rank, in order of time."""
+
+    rank: int
+    place: Ints
+    """Positions of the calls in the table."""
+    kind: Codes
+    end_ns: Ints
+    lasted_ns: float
+    """How long half of the calls lasted at most."""
+
+
+class _Member(msgspec.Struct, frozen=True, kw_only=True):
+    track: _Track
+    at: int = 0
+    """The place of its first call among those of the set."""
+
+
+class _Set(msgspec.Struct, frozen=True, kw_only=True):
+    """Tracks of several ranks (or one) that are the same calls; the first has all of them."""
+
+    members: tuple[_Member, ...]
+    noise_ns: float = 0.0
+    """By how much the ends of a call move apart on two ranks."""
+    spread_ns: float = 0.0
+    """How far apart their clocks are."""
+
+    @property
+    def first(self) -> _Track:
+        return self.members[0].track
+
+    @property
+    def calls(self) -> int:
+        return self.first.place.size
+
+    @property
+    def ranks(self) -> list[int]:
+        return [each.track.rank for each in self.members]
+
+
+_Shared = dict[int, dict[int, _Member]]
+"""For each rank, its member of each set, by the position of the set."""
+
+
+class SameCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that ranks made together."""
+
+    calls: GroupCalls
+    number: Ints
+    """The same on all ranks."""
+    whole: bool
+    """Whether these ranks are surely all members of the group."""
+
+
+class DividedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls that were found to be made together; reasons say which were not."""
+
+    sets: tuple[SameCalls, ...]
+    reasons: tuple[str, ...] = ()
+
+
+def divide(run: Run, calls: GroupCalls) -> DividedCalls | None:
+    """Divide calls without a group's name; None where they are not of devices whose streams are known."""
+    tracks = _tracks(run, calls)
+    if tracks is None:
+        return None
+    alike: dict[bytes, list[_Track]] = {}
+    for track in tracks:
+        alike.setdefault(track.kind.tobytes(), []).append(track)
+    found = [each for same in alike.values() for each in _ending_together(same)]
+    found.sort(key=_trust)
+    known: list[_Set] = []
+    for each in found:
+        known += _agreeing(each, known)
+    sets = _with_cut(known)
+    made = [each for each in sets if len(each.members) > 1]
+    if len(made) < len(sets):
+        made = _shown(made)
+    of_sets = {id(member.track) for each in made for member in each.members}
+    alone = [track for track in tracks if id(track) not in of_sets]
+    everyone, cut = run.world_size is not None and len(calls.ranks) >= run.world_size, _cut_ranks(made, alone)
+    same = tuple(
+        _same(calls, each, whole=everyone and cut.issubset(each.ranks))  # else such a rank may be a member, too
+        for each in made
+    )
+    return DividedCalls(sets=same, reasons=_reasons(sets, alone))
+
+
+def _shown(made: Sequence[_Set]) -> list[_Set]:
+    """Return the sets with enough calls, and those of ranks that these connect: few calls may look alike by chance."""
+    joined = connected([each.ranks for each in made if each.calls >= SHOWN])
+    return [each for each in made if each.calls >= SHOWN or any(set(each.ranks).issubset(ranks) for ranks in joined)]
+
+
+def _trust(each: _Set) -> tuple[float, ...]:
+    """Return the key by which sets that are believed more come first."""
+    noise, spread = max(each.noise_ns, EVEN_NS), max(each.spread_ns, TOGETHER_NS)
+    return each.calls < SHOWN, noise, spread, -len(each.members), -each.calls
+
+
+def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
+    found = []
+    kind = calls.loose
+    for place, rank in enumerate(calls.ranks):
+        timeline, own = run.ranks[rank], calls.of(place)
+        lane = _lanes(timeline)[calls.row[own]]
+        if not timeline.has_device or (lane == NONE).any():
+            return None
+        lasted = calls.end_ns[own] - timeline.collectives.start_ns[calls.row[own]]
+        for each in unique(lane).tolist():
+            chosen = np.flatnonzero(lane == each)
+            at = own.start + chosen
+            middle = float(np.median(lasted[chosen]))
+            found.append(_Track(rank=rank, place=at, kind=kind[at], end_ns=calls.end_ns[at], lasted_ns=middle))
+    return found
+
+
+def _lanes(timeline: RankTimeline) -> Ints:
+    """Return the stream of each call; NONE where no kernel of it was recorded."""
+    spans = timeline.spans
+    found = np.full(timeline.collectives.op.size, NONE, np.int64)
+    known = np.flatnonzero(spans.collective >= 0)
+    found[spans.collective[known]] = spans.lane[known]
+    return found
+
+
+def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
+    """Divide tracks of the same kinds of calls into those whose ends keep one distance, at most one of each rank."""
+    most = min(MOST_CALLS, max(FEWEST_ENDS, MOST_ENDS // len(tracks)))
+    ends = np.array([each.end_ns[:most] for each in tracks])
+    ranks = np.array([each.rank for each in tracks])
+    lasted = np.array([each.lasted_ns for each in tracks])
+    left = np.arange(len(tracks))
+    found = []
+    while left.size:
+        apart = ends[left] - ends[left[0]]
+        noise, distance = _noise(apart), np.median(apart, axis=1)
+        order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), ranks[left]))
+        order = order[np.diff(ranks[left][order], prepend=-1) != 0]  # of a rank's tracks, the one that agrees best
+        limit = TOGETHER_NS + OF_CALL * np.minimum(lasted[left], lasted[left[0]])
+        order = order[noise[order] <= limit[order]]
+        members = tuple(_Member(track=tracks[at]) for at in left[order])
+        noise_ns, spread_ns = float(noise[order].max()), float(np.ptp(distance[order]))
+        found.append(_Set(members=members, noise_ns=noise_ns, spread_ns=spread_ns))
+        left = np.delete(left, order)
+    return found
+
+
+def _noise(apart_ns: Ints) -> Floats:
+    """Return for each row how far the distance of two clocks mostly moves from call to call."""
+    if apart_ns.shape[1] < 2:
+        return np.zeros(apart_ns.shape[0])
+    moved: Floats = np.quantile(np.abs(np.diff(apart_ns, axis=1)), USUALLY, axis=1)
+    return moved
+
+
+def _agreeing(candidate: _Set, known: Iterable[_Set]) -> list[_Set]:
+    """Divide a set where in others the clocks of its ranks are another distance apart.
+
+    Each of the ranks that are left alone is a set of its own, and so is each rank where it is not clear which belong
+    together.
+    """
+    members = candidate.members
+    count = len(members)
+    if count == 1:
+        return [candidate]
+    apart = np.zeros((count, count), np.bool_)
+    for other in [each for each in known if len(each.members) > 1][:MOST_SETS]:
+        places, behind = _against(candidate, other)
+        if places:
+            limit = TOGETHER_NS + NOISES * (candidate.noise_ns + other.noise_ns)
+            apart[np.ix_(places, places)] |= np.abs(behind[:, None] - behind) > limit
+    if not apart.any():
+        return [candidate]
+    parts = np.unique(~apart, axis=0)
+    if (parts.sum(axis=0) != 1).any():
+        parts = np.eye(count, dtype=np.bool_)
+    return [
+        _Set(members=tuple(members[place] for place in np.flatnonzero(part)), noise_ns=candidate.noise_ns)
+        for part in parts
+    ]
+
+
+def _against(candidate: _Set, other: _Set) -> tuple[list[int], Floats]:
+    """Return the places of the ranks that both sets have, and how much later each one's ends are in the candidate than
+    the distance of the clocks in the other set says; all relative to the first of them, in nanoseconds."""
+    theirs = {rank: at for at, rank in enumerate(other.ranks)}
+    places = [at for at, rank in enumerate(candidate.ranks) if rank in theirs]
+    if len(places) < 2:
+        return [], np.zeros(0)
+    mine = np.array([candidate.members[at].track.end_ns[:MOST_CALLS] for at in places])
+    its = np.array([other.members[theirs[candidate.ranks[at]]].track.end_ns[:MOST_CALLS] for at in places])
+    expected = np.array([np.interp(mine[0], its[0], own - its[0]) for own in its])
+    return places, np.median(mine - mine[0] - expected, axis=1)
+
+
+def _with_cut(known: Sequence[_Set]) -> list[_Set]:
+    """Join sets that hold a part of the calls of a longer one, as cut recordings do."""
+    sets = sorted(known, key=lambda each: -each.calls)
+    shared: _Shared = {}
+    for at, each in enumerate(sets):
+        _add(shared, at, each.members)
+    kept: list[int] = []
+    for at, each in enumerate(sets):
+        places = ((longer, _place(each, sets[longer], shared)) for longer in kept[:MOST_SETS])
+        fits = [(longer, place) for longer, place in places if place is not None]
+        if len(fits) != 1:
+            kept.append(at)
+            continue
+        ((longer, place),) = fits
+        joined = tuple(_Member(track=member.track, at=place) for member in each.members)
+        sets[longer] = _Set(members=(*sets[longer].members, *joined), noise_ns=sets[longer].noise_ns)
+        _add(shared, longer, joined)
+    return [sets[at] for at in kept]
+
+
+def _add(shared: _Shared, at: int, members: Iterable[_Member]) -> None:
+    for member in members:
+        shared.setdefault(member.track.rank, {})[at] = member
+
+
+def _place(cut: _Set, longer: _Set, shared: _Shared) -> int | None:
+    """Return where the calls of a cut set begin among those of a longer one; None where they are not a part of it."""
+    if cut.calls >= longer.calls or not np.isin(cut.first.kind[:1], longer.first.kind)[0]:
+        return None
+    if not set(cut.ranks).isdisjoint(longer.ranks):
+        return None
+    mine, its = cut.first, longer.first
+    clock = _clocks_apart_ns(mine, its.rank, shared)
+    if clock is None:
+        place = place_of(mine.kind, mine.end_ns, its.kind, its.end_ns)
+    else:
+        place = int(np.searchsorted(its.end_ns, mine.end_ns[0] - clock[0] - TOGETHER_NS))
+    if place is None or not np.array_equal(its.kind[place : place + cut.calls], mine.kind):
+        return None
+    apart = mine.end_ns - its.end_ns[place : place + cut.calls]
+    limit = TOGETHER_NS + OF_CALL * min(mine.lasted_ns, its.lasted_ns)
+    agree = _noise(apart[None])[0] <= limit and (clock is None or abs(float(np.median(apart - clock))) <= limit)
+    return place if agree else None
+
+
+def _clocks_apart_ns(track: _Track, other: int, shared: _Shared) -> Floats | None:
+    """Return how far the clock of a track's rank is ahead of another rank's at the ends of its calls, as the set with
+    the most calls says that has both."""
+    mine, its = (shared.get(each, {}) for each in (track.rank, other))
+    for at in sorted(mine.keys() & its.keys()):
+        one, two = mine[at], its[at]
+        begin, until = max(one.at, two.at), min(one.at + one.track.place.size, two.at + two.track.place.size)
+        if begin < until:
+            ends, theirs = (each.track.end_ns[begin - each.at : until - each.at] for each in (one, two))
+            found: Floats = np.interp(track.end_ns, ends, ends - theirs)
+            return found
+    return None
+
+
+def _cut_ranks(made: Iterable[_Set], alone: Iterable[_Track]) -> set[int]:
+    """Return the ranks that may lack calls: those with a part of the calls of a set, or with calls of no other rank."""
+    parts = (member.track for each in made for member in each.members if member.track.place.size < each.calls)
+    return {track.rank for track in [*parts, *alone]}
+
+
+def _same(calls: GroupCalls, each: _Set, *, whole: bool) -> SameCalls:
+    members = sorted(each.members, key=lambda member: member.track.rank)
+    places = np.concatenate([member.track.place for member in members])
+    counts = [member.track.place.size for member in members]
+    row, kind, end, size = (column[places] for column in (calls.row, calls.kind, calls.end_ns, calls.size))
+    return SameCalls(
+        calls=replace(
+            calls, ranks=tuple(member.track.rank for member in members), row=row, kind=kind, end_ns=end, size=size,
+            place=np.repeat(np.arange(len(members), dtype=np.int32), counts),
+        ),
+        number=np.concatenate([member.at + np.arange(member.track.place.size, dtype=np.int64) for member in members]),
+        whole=whole,
+    )  # fmt: skip
+
+
+def _reasons(sets: Sequence[_Set], alone: Sequence[_Track]) -> tuple[str, ...]:
+    """Return reasons for calls that no other rank was seen to make: those of cut recordings, and others."""
+    found = []
+    cut: dict[int, list[_Track]] = {}
+    other: list[_Track] = []
+    longer = {each.first.kind.tobytes(): at for at, each in reversed(list(enumerate(sets)))}
+    parts_of: dict[bytes, list[int]] = {}
+    for track in alone:
+        key = track.kind.tobytes()
+        if key not in parts_of:
+            parts_of[key] = [at for at in longer.values() if is_part(track.kind, sets[at].first.kind)]
+        at = next((at for at in parts_of[key] if track.rank not in sets[at].ranks), None)
+        if at is None:
+            other.append(track)
+        else:
+            cut.setdefault(at, []).append(track)
+    for at, tracks in cut.items():
+        of, few = sets[at], tracks[0]
+        ranks = sorted({track.rank for track in tracks})
+        found.append(could_not_place((of.calls, of.first.rank), (few.place.size, few.rank), ranks))
+    if other:
+        count, ranks = sum(track.place.size for track in other), sorted({track.rank for track in other})
+        found.append(
+            f"no other rank made the {count} calls of rank {list_some(ranks)} in the same order and at the same times: "
+            "they are of other groups, or the recordings are sampled or cut, and are not paired by order"
+        )
+    return tuple(found)

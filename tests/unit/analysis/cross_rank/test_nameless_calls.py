@@ -1,0 +1,297 @@
+"""Calls on devices that name no group: which ranks made them together, by streams, order and ends.
+
+The oracle is the program that the ranks run here: who is a member of each call is known.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.timeline.run import Group, Run
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import Row, rank_timeline
+
+US, MS = 1_000, 1_000_000
+Members = tuple[int, ...]
+Call = tuple[int, int, Members, float]
+"""Stream, bytes, members, and milliseconds of compute before it on each of them."""
+PAIRS: tuple[Members, ...] = ((0, 1), (2, 3), (4, 5), (6, 7))
+ALL: Members = tuple(range(8))
+
+
+def made(
+    program: Iterable[Call], *, clock_us: Mapping[int, float] | None = None, seed: int = 1, jitter: float = 0.5,
+    lost: Mapping[int, tuple[int, int]] | None = None, lane: Callable[[int, int], int] = lambda _, stream: stream,
+    clock: Callable[[int, int], int] = lambda _, time: time, **more: Any,
+) -> tuple[Run, set[tuple[tuple[int, int], ...]]]:  # fmt: skip
+    """Return a run of ranks that make calls of 5 ms in this order, each as soon as it can, and which rows are one call.
+
+    Compute takes up to `jitter` times longer, now and then; ends are seen up to 10 us late. `lost` are numbers of calls
+    at the begin and at the end of a rank that were not recorded; `clock` makes a true time the one that a rank shows.
+    """
+    random = np.random.default_rng(seed)
+    program = list(program)
+    now = dict.fromkeys(sorted({rank for _, _, members, _ in program for rank in members}), 0)
+    rows: dict[int, list[Row]] = {rank: [] for rank in now}
+    together: list[list[tuple[int, int]]] = []
+    for stream, volume, members, compute in program:
+        begins = {rank: now[rank] + round(compute * (1 + jitter * random.random()) * MS) for rank in members}
+        together.append([(rank, len(rows[rank])) for rank in members])
+        for rank, begin in begins.items():
+            now[rank] = max(begins.values()) + 5 * MS + int(random.integers(10)) * US
+            ahead = EPOCH_NS + round((clock_us or {}).get(rank, 0) * US)
+            times = {"start_ns": ahead + clock(rank, begin), "end_ns": ahead + clock(rank, now[rank])}
+            rows[rank].append({**times, "op": "all_reduce", "bytes": volume, "lane": lane(rank, stream), **more})
+    cut = {rank: (lost or {}).get(rank, (0, 0)) for rank in rows}
+    kept = {rank: (cut[rank][0], len(own) - cut[rank][1]) for rank, own in rows.items()}
+    ranks = {
+        rank: rank_timeline(rank, calls=own[slice(*kept[rank])], lanes=({},) * 20, has_device=True)
+        for rank, own in rows.items()
+    }
+    left = (
+        tuple((rank, row - kept[rank][0]) for rank, row in each if kept[rank][0] <= row < kept[rank][1])
+        for each in together
+    )
+    return Run(world_size=len(now), ranks=ranks), {each for each in left if len(each) > 1}
+
+
+def paired(found: CrossRank) -> set[tuple[tuple[int, int], ...]]:
+    return {
+        tuple(zip(block.ranks, column, strict=True))
+        for block in found.matching.blocks
+        for column in block.rows.T.tolist()
+    }
+
+
+def said(found: CrossRank) -> list[str]:
+    """Return the reasons for calls that were not paired."""
+    return [each for each in found.matching.reasons if each.startswith("calls of an unnamed group")]
+
+
+def pipeline(steps: int = 6, *, stage_ms: float = 9.0, norm: bool = True, tensors: int = 6) -> Iterable[Call]:
+    """Four stages of two data-parallel ranks: the end stages reduce one tensor more, the first one last, the last one
+    first; then all ranks reduce a number."""
+    sizes = [(at % 3 + 1) * 1000 for at in range(tensors)]
+    for _ in range(steps):
+        for stage, members in enumerate(PAIRS):
+            own = [*sizes, 9000] if stage == 0 else [9000, *sizes] if stage == 3 else sizes
+            for at, volume in enumerate(own):
+                yield 1, volume, members, stage_ms * (4 - stage) if at == 0 else 1.0
+        if norm:
+            yield 2, 4, ALL, 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("clock_us", [{}, {4: 15.0, 5: 15.0, 6: -40_000.0}])
+def test_stages_of_a_pipeline_are_not_paired_with_each_other(seed: int, clock_us: dict[int, float]) -> None:
+    run, together = made(pipeline(), seed=seed, clock_us=clock_us, lane=lambda rank, stream: stream + rank)
+    found = match_and_align(run)
+    assert paired(found) == together
+    assert found.matching.unmatched == 0
+    assert said(found) == []
+    assert all(block.whole for block in found.matching.blocks)
+    assert not any(each.early_ends for each in found.splits)
+    expected = {rank: clock_us.get(rank, 0.0) for rank in ALL}
+    assert {rank: offset / US for rank, offset in found.clocks.offset_ns.items()} == pytest.approx(expected, abs=15)
+
+
+def test_each_call_has_the_size_of_its_own_group() -> None:
+    rows = analyze(made(pipeline())[0]).collectives
+    assert {(row.bytes, row.group_size) for row in rows} == {(4, 8), *((size * 1000, 2) for size in (1, 2, 3, 9))}
+
+
+def test_stages_that_nothing_else_connects_are_told_by_their_ends() -> None:
+    run, together = made(pipeline(norm=False))
+    found = match_and_align(run)
+    assert paired(found) == together
+    assert not found.clocks.comparable((0, 2))
+
+
+def test_stages_that_keep_one_distance_are_told_by_the_clocks_of_another_group() -> None:
+    """Without one, two hosts whose clocks are that far apart would look the same."""
+    step: list[Call] = [(1, 1000, (0, 1), 2.0), (1, 1000, (2, 3), 12.0), (2, 4, (0, 1, 2, 3), 1.0)]
+    run, together = made(step * 12, jitter=0.0)
+    assert paired(match_and_align(run)) == together
+
+
+def test_where_it_is_not_clear_which_ranks_belong_together_none_are_paired() -> None:
+    """That ranks 0 and 2 are apart, and 1 and 3, leaves two divisions."""
+    random = np.random.default_rng(1)
+    step: list[Call] = [(1, 1000, (0, 1), 2.0), (1, 1000, (2, 3), 12.0)]
+    steps = [[*step, (2, 4, (0, 2), 1.0), (2, 4, (1, 3), 1.0 + 5.0 * float(random.random()))] for _ in range(12)]
+    run, together = made([call for each in steps for call in each], jitter=0.0)
+    found = match_and_align(run)
+    assert paired(found) < together
+    assert {block.bytes for block in found.matching.blocks} == {4}
+    assert found.matching.unmatched == 4 * 12
+    assert "no other rank made the 48 calls of rank 0, 1, 2, 3 in the same order" in found.matching.reasons[0]
+
+
+def data_parallel(steps: int = 8) -> Iterable[Call]:
+    """Four ranks that reduce on one stream, the same sizes in each step, and a number on another."""
+    for _ in range(steps):
+        for volume in (1000, 2000, 3000):
+            yield 1, volume, (0, 1, 2, 3), 4.0
+        yield 2, 4, (0, 1, 2, 3), 1.0
+
+
+@pytest.mark.parametrize("lost", [(9, 0), (0, 9), (5, 6)])
+def test_each_stream_of_a_cut_recording_is_placed_where_its_ends_say(lost: tuple[int, int]) -> None:
+    run, together = made(data_parallel(), lost={2: lost}, clock_us={2: 700.0})
+    found = match_and_align(run)
+    assert paired(found) == together
+    assert found.matching.unmatched == 0
+    assert all("cut or lossy recordings" in each for each in said(found))
+    assert found.clocks.offset_ns[2] == pytest.approx(700 * US, abs=15 * US)
+
+
+def test_two_recordings_that_are_cut_alike_are_placed_together() -> None:
+    run, together = made(data_parallel(), lost={1: (6, 3), 3: (6, 3)})
+    assert paired(match_and_align(run)) == together
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        lambda rank, time: round(time * (1 + 3e-5 * rank)),
+        lambda rank, time: time + (3 * MS if rank == 1 and time > 1000 * MS else 0),
+    ],
+    ids=["drift", "set"],
+)
+def test_clocks_that_drift_or_are_set_do_not_divide_a_group(clock: Callable[[int, int], int]) -> None:
+    run, together = made(data_parallel(40), clock=clock)
+    found = match_and_align(run)
+    several = {tuple(each for each in call if each[0] != 1) for call in together}
+    assert paired(found) <= together | several
+    assert {rank for call in paired(found) for rank, _ in call} == {0, 1, 2, 3}
+    assert found.clocks.residual_ns is not None
+    assert found.clocks.residual_ns < 20 * US
+
+
+def test_two_streams_with_the_same_calls_are_not_mixed_up() -> None:
+    def twins() -> Iterable[Call]:
+        for _ in range(8):
+            yield 1, 1000, (0, 1, 2, 3), 9.0
+            yield 2, 1000, (0, 1, 2, 3), 1.0
+
+    run, together = made(twins(), clock_us={3: -900.0}, lane=lambda rank, stream: 3 - stream if rank == 2 else stream)
+    assert paired(match_and_align(run)) == together
+
+
+def test_ranks_that_make_the_same_calls_at_other_times_are_not_paired_where_all_are_of_one_group() -> None:
+    """As ranks of two jobs that were put into one folder, each alone in it."""
+    run = made([(1, 1000, (0, 1), 9.0)] * 20, seed=1)[0]
+    other = made([(1, 1000, (0, 1), 9.0)] * 20, seed=2)[0]
+    found = match_and_align(replace(run, ranks={0: run.ranks[0], 1: other.ranks[1]}))
+    assert (found.matched, found.matching.unmatched) == (0, 40)
+    assert dict(found.clocks.offset_ns) == {}
+    assert found.matching.reasons == (
+        "calls of an unnamed group: no other rank made the 40 calls of rank 0, 1 in the same order and at the same "
+        "times: they are of other groups, or the recordings are sampled or cut, and are not paired by order",
+    )
+
+
+def test_more_ranks_than_a_group_has_members_are_not_paired() -> None:
+    run, _ = made(data_parallel(), group_size=2)
+    found = match_and_align(run)
+    assert (found.matched, found.matching.unmatched) == (0, 4 * 32)
+    assert "4 ranks made calls in it, but it has 2 members" in found.matching.reasons[0]
+
+
+def test_a_member_may_be_missing_where_a_rank_was_not_recorded_or_its_calls_found_no_place() -> None:
+    run, _ = made(data_parallel())
+    assert all(block.whole for block in match_and_align(run).matching.blocks)
+    less = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 1, 2)})
+    assert not any(block.whole for block in match_and_align(less).matching.blocks)
+    short, _ = made(data_parallel(), lost={3: (0, 29)})  # three calls are too few to be placed
+    found = match_and_align(short)
+    assert {block.ranks for block in found.matching.blocks} == {(0, 1, 2)}
+    assert not any(block.whole for block in found.matching.blocks)
+    assert "the calls of rank 3 could not be placed among them" in found.matching.reasons[0]
+
+
+# --- calls whose streams are not known ------------------------------------------------------------------------------
+
+
+def without_streams(run: Run) -> Run:
+    """Return the run without its kernels."""
+    ranks = {
+        rank: rank_timeline(
+            rank, spans=(), recordings=[{"start_ns": EPOCH_NS, "end_ns": EPOCH_NS + 10**11}],
+            collectives=[
+                {"op": "all_reduce", "bytes": int(volume), "start_ns": int(start), "end_ns": int(end)}
+                for volume, start, end in zip(
+                    own.collectives.bytes, own.collectives.start_ns, own.collectives.end_ns, strict=True
+                )
+            ],
+        )
+        for rank, own in run.ranks.items()
+    }  # fmt: skip
+    return replace(run, ranks=ranks)
+
+
+def some(run: Run, ranks: Sequence[int]) -> Run:
+    return replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
+
+
+def test_no_clock_is_aligned_by_calls_that_would_be_impossible() -> None:
+    first: list[Call] = [(1, 1000 * at, (0, 1), 40.0 + 12.0 * (at == 4)) for at in (1, 2, 3, 4)]
+    other: list[Call] = [(1, 1000 * at, (2, 3), 40.0 + 12.0 * (at == 1)) for at in (1, 2, 3, 4)]
+    run, _ = made([*first, *other, (2, 4, (0, 1, 2, 3), 1.0)] * 12, jitter=0.01)
+    found = match_and_align(without_streams(run))
+    assert found.matched == 0
+    assert dict(found.clocks.offset_ns) == {}
+    assert found.clocks.residual_ns is None
+    assert found.waits == {}
+    (reason,) = found.matching.reasons
+    assert reason.startswith(
+        "calls of an unnamed group: 60 calls on ranks 0, 1, 2, 3 are not paired by order: 24 of them would end on one "
+        "rank before another has begun, by up to "
+    )
+
+
+@pytest.mark.parametrize(("group", "device", "matched"), [(None, True, 0), (None, False, 40), ("g", True, 40)])
+def test_ends_that_are_milliseconds_apart_on_devices_align_no_clock(
+    group: str | None, matched: int, *, device: bool
+) -> None:
+    calls = {
+        rank: [
+            {"op": "all_reduce", "bytes": 8, "group": group, "start_ns": begin, "end_ns": begin + (20 + 6 * late) * MS}
+            for at in range(40)
+            for begin, late in [(EPOCH_NS + at * 100 * MS, rank * (at % 2))]
+        ]
+        for rank in (0, 1)
+    }
+    ranks = {rank: rank_timeline(rank, spans=(), collectives=own, has_device=device) for rank, own in calls.items()}
+    found = match_and_align(Run(world_size=2, ranks=ranks, groups=(Group(name="g", size=2, ranks=(0, 1)),)))
+    assert found.matched == matched
+    assert any("ends are 1.5 ms apart" in each for each in found.matching.reasons) == (not matched)
+
+
+def test_ranks_of_unlike_calls_are_not_said_to_be_cut() -> None:
+    other = match_and_align(without_streams(some(made(pipeline())[0], (0, 2))))
+    why = "the ranks made different calls (they are of other groups, or the recordings are sampled or cut)"
+    assert why in other.matching.reasons[0]
+    short = made(data_parallel(), lost=dict.fromkeys((1, 2, 3), (0, 30)))[0]
+    cut = match_and_align(without_streams(short)).matching.reasons[0]
+    assert "the recordings are sampled or cut, and the calls of rank 1, 2, 3 could not be placed" in cut
+
+
+# --- whether members are missing ------------------------------------------------------------------------------------
+
+
+def test_members_are_said_to_be_missing_only_where_ranks_are() -> None:
+    run, _ = made(pipeline(), lost={3: (0, 40)})
+
+    def titles(run: Run) -> list[str]:
+        return [each.title for each in analyze(run).findings if each.id == "few_ranks_recorded"]
+
+    assert titles(run) == []
+    assert titles(without_streams(some(run, (0, 1)))) == titles(some(run, (0, 1)))
+    (title,) = titles(some(run, (0, 1)))
+    assert title.startswith("only 2 of 8 ranks were recorded, perhaps not all members of an unnamed group: durations")
