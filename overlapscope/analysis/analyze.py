@@ -10,6 +10,7 @@ from overlapscope.analysis.checks.computing_calls import computing_calls
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
+from overlapscope.analysis.checks.host_pauses import host_pauses
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.odd_ranges import odd_ranges
@@ -31,14 +32,17 @@ from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_ho
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.dry_step import dry_step
+from overlapscope.analysis.exposure.arrivals import arrivals
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
 from overlapscope.analysis.exposure.late_before import with_late_rank
+from overlapscope.analysis.exposure.longer_than_like import LongerThanLike, longer_than_like
 from overlapscope.analysis.graph.answers import HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
-from overlapscope.analysis.job_step.headline import headline
+from overlapscope.analysis.job_step.headline import headline, quiet_steps
+from overlapscope.analysis.job_step.longer_calls import longer_calls
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
@@ -61,10 +65,11 @@ from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.lateness import attribute_blame, late_arrivals
+from overlapscope.analysis.stragglers.long_pauses import LongPauses
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
-from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
+from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.intervals import Activity, BusyTime, length, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
@@ -93,7 +98,7 @@ def analyze(
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = cross_rank.transfers(run)
-    ranks, exposed_ns = _each_rank(run, cross_rank, alone, transfers)
+    ranks, exposed_ns, longer = _each_rank(run, cross_rank, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     work = compared({rank: own.kernels for rank, own in alone.items()})
@@ -103,12 +108,16 @@ def analyze(
     links = with_cores(run, links, shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
-    head = headline(rank_windows(ranks, alone), cross_rank)
+    of_windows = rank_windows(ranks, alone)
+    head = headline(of_windows, cross_rank)
     times = with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run)
     still = standing_still(run, _stood_still(alone), windows, shared)
     findings = [
         *slowing_steps(head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
         *_of_hosts(run, alone, head.step_ns, [*shared, *still]),
+        *host_pauses(
+            run, _long_pauses(alone), cross_rank.splits, head.step_ns if head.window == "step" else None, shared
+        ),
         *times,
         *odd_ranges(run, times),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
@@ -119,13 +128,15 @@ def analyze(
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *_uneven_stages(run, work, ranks, alone),
+        *longer_calls(run, head, of_windows, longer),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
         *intent_findings(run),
     ]
-    path = critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone))
+    # Of steps of two kinds those are typical that communicate: the others show nothing of what is lost.
+    path = critical_paths(run, windows, cross_rank, graphs, odd | quiet_steps(head), _pauses(run, alone))
     waiting = {rank: own.parts.waiting for rank, own in alone.items() if own.parts.waiting is not None}
     loss = with_late_rank(path.longest_loss, run, cross_rank.clocks, transfers, coverage, waiting)
     return Analysis(
@@ -142,9 +153,7 @@ def analyze(
             {info.rank: info.whole.idle_ns for info in ranks},
             beside_slow_links(held, links),
             sorted({each.rank for each in late} - {each.rank for each in held}),
-            None
-            if any(each.has_device for each in run.ranks.values())
-            else attribute_blame(late_arrivals(run, cross_rank.splits, coverage)),
+            attribute_blame(late_arrivals(run, cross_rank.splits, coverage)),
         ),
         findings=findings,
         recommendations=[],
@@ -183,6 +192,11 @@ def _of_hosts(
     ]
 
 
+def _long_pauses(alone: Mapping[int, RankSummary]) -> dict[int, LongPauses]:
+    """Return the long pauses of hosts of devices, by rank, where they are known."""
+    return {rank: own.long_pauses for rank, own in alone.items() if own.long_pauses is not None}
+
+
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     """Return when hosts of a CPU run stood still while they seemed to compute, by rank, where that is known."""
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
@@ -209,17 +223,40 @@ def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]
 
 def _each_rank(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], transfers: Mapping[int, Transfers]
-) -> tuple[list[RankInfo], Mapping[int, Ints]]:
-    """Return each rank's figures, and the exposed time of each of its collectives."""
+) -> tuple[list[RankInfo], Mapping[int, Ints], Mapping[int, LongerThanLike]]:
+    """Return each rank's figures, the exposed time of each of its collectives, and what those that could not be split
+    take longer than their like."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
     parts = {rank: own.parts for rank, own in alone.items()}
     hosts = host_of_ranks(run)
     ranks: list[RankInfo] = []
     exposed: dict[int, Ints] = {}
+    longer: dict[int, LongerThanLike] = {}
+    unsplit = {rank for rank, timeline in run.ranks.items() if timeline.has_device and _not_split(transfers[rank])}
+    arrived = arrivals(run, cross_rank) if unsplit else {}
     for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, hosts.get(rank), run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = causes.exposed_ns
-    return ranks, exposed
+        if rank in unsplit:
+            own_comm, computed_ns = parts[rank].own_comm, _step_compute_ns(alone[rank])
+            longer[rank] = longer_than_like(
+                run.ranks[rank], own_comm, causes, transfers[rank], arrived[rank], computed_ns
+            )
+    return ranks, exposed, longer
+
+
+def _not_split(transfers: Transfers) -> bool:
+    return bool((transfers.transfer_ns == NONE).any())
+
+
+def _step_compute_ns(own: RankSummary) -> dict[tuple[int, int], int]:
+    """Return how long a rank computed in each complete step, by recording and step."""
+    _, *steps = own.figures
+    return {
+        (at.recording, at.step): figures.compute_ns
+        for at, figures in zip(own.windows, steps, strict=True)
+        if at.complete and figures.compute_ns is not None
+    }
 
 
 def rank_windows(infos: Iterable[RankInfo], alone: Mapping[int, RankSummary]) -> dict[int, RankWindows]:
@@ -355,7 +392,7 @@ def _source_info(source: Source) -> SourceInfo:
 
 def _skew(
     cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
-    held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int] | None,
+    held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int],
 ) -> Skew:  # fmt: skip
     residual = cross_rank.clocks.residual_ns
     aligned = cross_rank.clocks.offset_ns.keys()
@@ -380,7 +417,7 @@ def _skew(
                 blame_estimate="upper_bound" if rank in partly else "matched",
                 start_of_recording_ns=each.start_wait_ns,
                 late_end_ns=each.late_end_ns,
-                delayed_ns=None if delayed_ns is None else delayed_ns.get(rank, 0),
+                delayed_ns=delayed_ns.get(rank, 0),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

@@ -30,6 +30,7 @@ from overlapscope.analysis.per_rank.interference import Interference, NoInterfer
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.operation_gaps import OperationGaps, operation_gaps
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.stragglers.long_pauses import LongPauses, long_pauses
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.errors import HostEventsError
@@ -71,6 +72,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which a step had begun and its host had not launched anything yet."""
     host: HostTimes | None
     """What its host did; None where that was not recorded, or no other rank was."""
+    long_pauses: LongPauses | None
+    """In a run with devices, the long pauses of its host that left its device idle; None where what idled it, or its
+    steps, are not known."""
     host_runs: HostRuns | None
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
     operations: StepOperations | None
@@ -122,6 +126,8 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     runs = None if alone else readable_host_runs(timeline, covered)
     waiting = core_waiting(timeline, covered, runs)
     operations = _operations(timeline, windows, covered)
+    host = _host_times(timeline, causes)
+    idle = _idle(covered, whole)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -137,14 +143,13 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         coverage=covered,
         parts=own_parts(timeline, causes, waiting),
         no_causes_reason=causes.reason,
-        host_losses=marked_losses(_idle(covered, whole), timeline)
-        if causes.reason == "no_host_events"
-        else causes.host_losses,
+        host_losses=marked_losses(idle, timeline) if causes.reason == "no_host_events" else causes.host_losses,
         kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
-        host=None if alone else _host_times(timeline, causes),
+        host=None if alone else host,
+        long_pauses=None if causes.reason else long_pauses(timeline, host, idle),
         host_runs=runs,
         operations=operations.of_steps,
         operation_ns=operations.times_ns,

@@ -27,6 +27,14 @@ from overlapscope.analysis.source_tables import Told
 from overlapscope.analysis.stragglers.stragglers import Straggler
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
+NEARLY_ALL_LATE = 0.9
+"""A rank with this share of all late arrivals, ..."""
+FEWEST_STEPS = 3
+"""... for which, in each of so many steps or more, ..."""
+WAITS_OF_STEP = 0.02
+"""... its peers wait for at least this share of the step, and ..."""
+WAITS_ITSELF = 0.1
+"""... which waits for at most this share of that itself, is not late by chance. Choices."""
 
 
 class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -140,8 +148,8 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     """Of it, what lies after the last member of a call began, as the call ended later than on another rank: known where
     no device computes and ranks share a clock."""
     delayed_ns: int | None = None
-    """Without a device: as `blame_ns`, but of a lead only what is younger than the call before, and less what other
-    ranks made it late by, which is theirs. Null with a device."""
+    """As `blame_ns`, but a lead that lasts over several calls counts once, and less what other ranks made it late by,
+    which is theirs. Null in older documents of runs with a device."""
     times_last: int
     idle_ns: int | None
 
@@ -271,10 +279,16 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 
 def waits_for_late_ranks(ranks: Iterable[RankInfo]) -> dict[int, int]:
     """Return for how many ns of its whole recording each rank was exposed to waiting for late ones."""
-    return {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
+    return {each.rank: late_waits_ns(each.whole) for each in ranks}
 
 
-def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
+Lateness = Literal["in_turn", "waits_longest", "roles", "stands_still", "each_step", "not_known"]
+"""For whom ranks wait where none is a straggler: for several in turn; for one that came last most often, and waited
+longest itself; for one that waits for the others in turn, as with different roles; for one whose host stands still; for
+one in each step; mostly for one, whether by chance is not known."""
+
+
+def lateness(blame_ns: Mapping[int, int], analysis: Analysis) -> Lateness:
     """Return for whom ranks waited where none is a straggler.
 
     Calls that are in flight at once are late together, and are many, however little is waited for them: a rank that was
@@ -282,14 +296,57 @@ def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
     """
     most = mostly_waited_for(blame_ns)
     if most is None:
-        return "for several ranks in turn"
+        return "in_turn"
     waits = waits_for_late_ranks(analysis.ranks)
     if waits.pop(most, 0) > max(waits.values(), default=0):
-        return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
+        return "waits_longest"
     if most in analysis.skew.in_turn:
-        return f"mostly for rank {most}, which waits for the others in turn"
-    still = any(each.id == "standing_still" and each.evidence["ranks"] == [most] for each in analysis.findings)
-    return f"mostly for rank {most}, {'whose host stands still' if still else 'and whether by chance is not known'}"
+        return "roles"
+    if any(each.id == "standing_still" and each.evidence["ranks"] == [most] for each in analysis.findings):
+        return "stands_still"
+    return "not_known" if late_in_each_step(most, analysis) is None else "each_step"
+
+
+def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
+    """Return in words for whom ranks waited where none is a straggler (`lateness`)."""
+    found, most = lateness(blame_ns, analysis), mostly_waited_for(blame_ns)
+    if found == "in_turn" or most is None:
+        return "for several ranks in turn"
+    if found == "waits_longest":
+        return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
+    why = {
+        "roles": "which waits for the others in turn",
+        "stands_still": "whose host stands still",
+        "each_step": f"in each of {late_in_each_step(most, analysis)} steps",
+        "not_known": "and whether by chance is not known",
+    }
+    return f"mostly for rank {most}, {why[found]}"
+
+
+def late_in_each_step(rank: int, analysis: Analysis) -> int | None:
+    """Return the number of steps where others wait for this rank in each of them, and it is nearly always the late one;
+    None where that is not so, or steps are few.
+
+    In each step it waits for next to nothing of what its peers do, which is a share of the step.
+    """
+    late = {each.rank: each.times_last for each in analysis.skew.ranks}
+    if late.get(rank, 0) < max(NEARLY_ALL_LATE * sum(late.values()), 1):
+        return None
+    own, *others = sorted(analysis.ranks, key=lambda each: each.rank != rank)
+    of = {each.step: each for each in own.steps if each.complete}
+    waits = [{each.step: late_waits_ns(each) for each in info.steps} for info in others]
+    if own.rank != rank or len(of) < FEWEST_STEPS or not waits:
+        return None
+    for step, mine in of.items():
+        theirs_ns = median(each.get(step, 0) for each in waits)
+        if theirs_ns < max(WAITS_OF_STEP * (mine.window_ns or 0), 1) or late_waits_ns(mine) > WAITS_ITSELF * theirs_ns:
+            return None
+    return len(of)
+
+
+def late_waits_ns(of: Breakdown) -> int:
+    """Return for how many ns of a window a rank was exposed to waiting for late ones."""
+    return sum(of.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK)
 
 
 def with_costs(analysis: Analysis) -> Analysis:

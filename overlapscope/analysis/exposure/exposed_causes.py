@@ -58,6 +58,8 @@ OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
 AT_END_NS: Final = 1_000_000
 """Before the end of a call without a device: its host waited for it if it mostly computed nothing there. A choice: ends
 are marked some 0.1 ms late, and small buckets take as long as this."""
+AT_END_OF_DEVICE_NS: Final = 10_000
+"""As much of the end of a call on a device, whose marks are exact. A choice: longer than the pauses between kernels."""
 ROWS_AT_ONCE: Final = 250_000
 """Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
@@ -241,11 +243,14 @@ def each_causes(
     """
     arrived = arrivals(run, cross_rank)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
+    meets = _meetings(run, cross_rank, coverage)
     waiting = {rank: own.waiting for rank, own in parts.items() if own.waiting is not None}
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
-        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting)
+        waits[rank] = _waits_of(
+            timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting, meets[rank]
+        )
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
             yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
@@ -270,7 +275,8 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     asked: Ints
     """Which window of the query each piece is about."""
     own: Ints
-    """What this rank did in each window until it came, as `divided` returns it."""
+    """What this rank did in each window until it came, and what its device computed beside its wait: as `divided`
+    returns it."""
     accounted: Flags
     """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
@@ -284,7 +290,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
 
 def _waits_of(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
-    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting],
+    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Flags,
 ) -> _Waits:  # fmt: skip
     own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
     exposed = difference(comm, compute)
@@ -302,10 +308,13 @@ def _waits_of(
     # Without a device data are ready at the call: what another call delayed, this rank had done before.
     ready = NONE if timeline.has_device else _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     came = np.where(ready == NONE, own_comm.start_ns, np.minimum(ready, own_comm.start_ns))[held]
-    met_before = np.minimum(last_met(timeline, cover, own_comm.row[held], came, last[held], members), came)
+    met_before = np.minimum(last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
-    did = activities_of(timeline, cover, core)
+    did = [each.within(met_before, came) for each in activities_of(timeline, cover, core)]
+    # A device that waits in a call may compute beside it: the other rank has that to compute, too.
+    beside = BusyTime(compute).within(came, came_last[held]) if timeline.has_device else np.zeros_like(came)
+    did[0] = did[0] + beside
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -316,7 +325,7 @@ def _waits_of(
         ended_late=intersection(_only(_cut(own_comm, came_last, arrived), last != NONE), exposed),
         pieces=pieces,
         asked=asked,
-        own=divided(came - met_before, [each.within(met_before, came) for each in did], accounted),
+        own=divided(came - met_before + beside, did, accounted),
         accounted=accounted,
         query=PeerQuery(windows=Intervals(met_before, came_last[held]), others=last[held]),
     )
@@ -342,18 +351,19 @@ def _slept(core: CoreWaiting) -> Activity:
 
 
 def last_met(
-    timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]
-) -> Ints:
+    timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints],
+    meets: Flags | None = None,
+) -> Ints:  # fmt: skip
     """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
 
     Two ranks meet in calls of the group in question, and of each group that is known to hold both; not in messages,
-    which others of the group exchange; their hosts only where they wait for the call, not beside backward.
+    which others of the group exchange; only where the rank waited for the call, which it did not beside backward; and
+    only in calls that `meets` allows.
     """
     calls, spans = timeline.collectives, timeline.spans
     met = np.full(rows.size, spans.start_ns.min(initial=np.iinfo(np.int64).max), np.int64)
-    timed = calls.end_ns != NONE
-    if not timeline.has_device:
-        timed[timed] = ~_computed_on(cover, calls.start_ns[timed], calls.end_ns[timed])
+    timed = calls.end_ns != NONE if meets is None else (calls.end_ns != NONE) & meets
+    timed[timed] = ~_computed_on(timeline, cover, calls.start_ns[timed], calls.end_ns[timed])
     messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)
     for code in values_in(calls.group[timed]).tolist():
         name = timeline.names[code] if code != NONE else None
@@ -366,9 +376,29 @@ def last_met(
     return met
 
 
-def _computed_on(cover: Coverage, start_ns: Ints, end_ns: Ints) -> Flags:
-    """Return beside which calls a host mostly computed at their end: it did not wait for them there."""
-    since = np.maximum(start_ns, end_ns - AT_END_NS)
+def _meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Flags]:
+    """Return for each row of a rank's `Collectives` whether its members may have met in it.
+
+    Not where the device that came last mostly computed beside its end: it still had to do what the others had done
+    before, beside their wait.
+    """
+    found = {rank: np.ones(timeline.collectives.op.size, np.bool_) for rank, timeline in run.ranks.items()}
+    for split in (*cross_rank.splits, *cross_rank.uneven):
+        block = split.block
+        meets = np.ones(block.calls, np.bool_)
+        for row in values_in(split.last).tolist():
+            timeline, mine = run.ranks[block.ranks[row]], split.last == row
+            if timeline.has_device:
+                start_ns, end_ns = block.start_ns[row, mine], block.end_ns[row, mine]
+                meets[mine] = ~_computed_on(timeline, coverage[timeline.rank], start_ns, end_ns)
+        for rank, rows in zip(block.ranks, block.rows, strict=True):
+            found[rank][rows] = meets
+    return found
+
+
+def _computed_on(timeline: RankTimeline, cover: Coverage, start_ns: Ints, end_ns: Ints) -> Flags:
+    """Return beside which calls a rank mostly computed at their end: it did not wait for them there."""
+    since = np.maximum(start_ns, end_ns - (AT_END_OF_DEVICE_NS if timeline.has_device else AT_END_NS))
     return np.asarray(2 * BusyTime(cover.compute).within(since, end_ns) > end_ns - since, np.bool_)
 
 

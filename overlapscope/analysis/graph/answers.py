@@ -248,7 +248,7 @@ class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
     left_out: int = 0
     """Steps whose path was not followed."""
     longest_loss: LongestLoss | None = None
-    """Of a typical step; null where no path was found, or nothing was lost."""
+    """Of a typical step; null where no path was found, or less than a hundredth of the step was lost."""
     self_tests: list[SelfTest] = []
     """What the tests of the dependency graph say, one for each recording window; empty where there is no graph."""
 
@@ -290,5 +290,23 @@ def _connected(run: Run, cross_rank: CrossRank) -> tuple[list[int], str | None]:
     most = max(tied.values(), key=lambda each: (len(each), -min(each)))
     if len(most) > 1:
         return sorted(most), None
+    if lacking := _lacks_members(run, cross_rank):
+        return [], lacking
     why = f" ({cross_rank.matching.reasons[0]})" if cross_rank.matching.reasons else ""
     return [], f"no collective could be matched across all of its ranks, so the ranks are not connected{why}"
+
+
+def _lacks_members(run: Run, cross_rank: CrossRank) -> str | None:
+    """Return that ranks of the groups whose calls were matched were not recorded, so that no path crosses ranks; None
+    where none is known to be missing."""
+    groups = {each.block.group for each in (*cross_rank.splits, *cross_rank.uneven)}
+    known = {group.name: group.ranks for group in run.groups if group.ranks}
+    if groups <= known.keys():
+        members = {rank for name, ranks in known.items() if name in groups for rank in ranks}
+    else:
+        members = {*range(run.world_size or 0)} if groups else set()
+    missing = members - run.ranks.keys()
+    if not missing:
+        return None
+    lacking = f"{len(missing)} of the {len(members)} ranks of its groups {'was' if len(missing) == 1 else 'were'}"
+    return f"{lacking} not recorded, so no path across ranks is known"

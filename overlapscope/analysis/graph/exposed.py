@@ -45,6 +45,10 @@ _CAUSE[RUN_COPY], _CAUSE[RUN_COMPUTE], _CAUSE[OCCUPANCY] = BEHIND_COPY, BEHIND_C
 _CAUSE[[RUN_COMM, TRANSFER]] = DEPENDENCY
 
 
+_BY_HOST: Final = (*HOST_EDGES, LAUNCH, OWN_CALL)
+"""What a host does, up to a launch."""
+
+
 class ExposedPieces(Columns, frozen=True, kw_only=True):
     """Disjoint pieces that cover the exposed time exactly, each with one cause; times as in the graph."""
 
@@ -75,18 +79,22 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
         some = np.flatnonzero(ends > begun)
         pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
         follows = _next_compute(start, compute, pieces.starts)
-        divided, pieces, causes = _by_what_bound(graph, binding, part, follows, pieces)
+        divided, pieces, causes, awaited = _by_what_bound(graph, binding, part, follows, pieces)
         follows, which = follows[divided], which[divided]
         # On one stream the next kernel cannot run beside the call, however early it is launched; on a thread it may
         # have run beside a message.
         lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
-        in_order = lane_of_next == part.span_lane[owner[some][which]]
-        causes = np.where(in_order & part.on_device, DEPENDENCY, causes).astype(np.int8)
-        if cause != NONE:  # what would not have helped the next compute is no delay
-            causes = np.where(causes == DEPENDENCY, cause, causes).astype(np.int8)
+        own = owner[some][which]
+        in_order = part.on_device & (lane_of_next == part.span_lane[own])
+        causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
+        if (
+            cause != NONE
+        ):  # what would not have helped the next compute is no delay, as of another call than it waited for
+            delayed = (causes == DEPENDENCY) & (in_order | (awaited == own) | (awaited == NONE))
+            causes = np.where(delayed, cause, causes).astype(np.int8)
         found.append(
             make(ExposedPieces, pieces.starts.size, start_ns=pieces.starts, end_ns=pieces.ends, cause=causes,
-                 span=owner[some][which], next=follows)
+                 span=own, next=follows)
         )  # fmt: skip
     every = concat(found)
     return take(every, sort_order(every.start_ns, every.end_ns))
@@ -149,6 +157,17 @@ def _compute_lane(part: RankPart, start: Ints, end: Ints) -> int:
     return int(sum_by(part.span_lane[computes], (end - start)[computes], int(part.span_lane.max()) + 1).argmax())
 
 
+def _awaited_by_host(graph: Graph, binding: Ints) -> Ints:
+    """Return for each node the end of the span for which its host had last waited in a synchronisation, by doubling
+    steps; -1 where the node leads back to none through what hosts did."""
+    edges = graph.edges
+    before, kind = np.append(edges.before, -1)[binding], np.append(edges.kind, -1)[binding]
+    back = np.where(is_one_of(kind, _BY_HOST), before, np.arange(graph.num_nodes))
+    while not np.array_equal(further := back[back], back):
+        back = further
+    return np.where(kind == SYNC, before, -1)[back].astype(np.int64)
+
+
 def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
     begins = start[compute]
     at = np.searchsorted(begins, moments, side="left")
@@ -157,22 +176,26 @@ def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
 
 def _by_what_bound(
     graph: Graph, binding: Ints, part: RankPart, follows: Ints, pieces: Intervals
-) -> tuple[Ints, Intervals, Small]:
-    """Return (number of the piece, times, cause) for exposed pieces, by what the compute that follows waited for.
+) -> tuple[Ints, Intervals, Small, Ints]:
+    """Return (number of the piece, times, cause, awaited call) for exposed pieces, by what the compute that follows
+    waited for; NONE where that is no communication of this rank (a position in its spans).
 
     A piece is cut where the compute had waited for communication that ended in it while other communication went on:
-    until that end it depended on it.
+    until that end it depended on it. So it is where the host was in a synchronisation that ended with it, and where
+    that communication began in the piece: until then it goes by what that had waited for.
     """
     nodes, edges = graph.nodes, graph.edges
-    until = pieces.ends.copy()
+    awaited = _awaited_by_host(graph, binding) if part.on_device else None
+    until, ends = pieces.ends.copy(), part.ends()
     last, asking = np.flatnonzero(follows == NONE), np.flatnonzero(follows != NONE)
     node = part.starts().start + follows[asking]
-    found = [(last, pieces.starts[last], until[last], np.full(last.size, TAIL, np.int8))]
+    found = [(last, pieces.starts[last], until[last], np.full(last.size, TAIL, np.int8), np.full(last.size, NONE))]
     while asking.size:
         edge = binding[node]
         known = edge >= 0
         lost = asking[~known]
-        found.append((lost, pieces.starts[lost], until[lost], np.full(lost.size, UNKNOWN, np.int8)))
+        nothing = np.full(lost.size, NONE)
+        found.append((lost, pieces.starts[lost], until[lost], np.full(lost.size, UNKNOWN, np.int8), nothing))
         asking, node, edge = asking[known], node[known], edge[known]
         kind, before = edges.kind[edge], edges.before[edge]
         crosses = nodes.time_ns[before] < until[asking]
@@ -180,14 +203,20 @@ def _by_what_bound(
         # The short lag of a stream or an event that follows a span belongs to the span.
         short = crosses & ~opaque & is_one_of(kind, (ON_LANE, EVENT))
         here = crosses & ~short
+        if awaited is not None:  # a wait of the host, though it did more before the piece ended
+            span = awaited[before]
+            waits = here & is_one_of(kind, _BY_HOST) & (span >= 0) & (nodes.time_ns[span] > pieces.starts[asking])
+            before, kind = np.where(waits, span, before), np.where(waits, SYNC, kind)
         # On a CPU a thread's own pause may follow the end of what it had waited for.
-        waited = (kind == SYNC) | ((kind == HOST_STRETCH) & (not part.on_device))
+        waited = (kind == SYNC) | (kind == (RUN_COMM if part.on_device else HOST_STRETCH))
         cut = here & ~opaque & waited & (nodes.time_ns[before] > pieces.starts[asking])
         begin = np.where(cut, nodes.time_ns[before], pieces.starts[asking])[here]
         of = asking[here]
-        found.append((of, begin, until[of], np.where(opaque, UNKNOWN, _CAUSE[kind])[here].astype(np.int8)))
+        runs = is_one_of(kind, (RUN_COMM, TRANSFER)) & (node >= ends.start) & (node < ends.stop)
+        call = np.where(runs, node - ends.start, NONE)[here]
+        found.append((of, begin, until[of], np.where(opaque, UNKNOWN, _CAUSE[kind])[here].astype(np.int8), call))
         until[asking[cut]] = nodes.time_ns[before[cut]]
         more = ~here | cut
         asking, node = asking[more], before[more]
-    number, begin, end, cause = (np.concatenate(column) for column in zip(*found, strict=True))
-    return number, Intervals(begin, end), cause
+    number, begin, end, cause, awaits = (np.concatenate(column) for column in zip(*found, strict=True))
+    return number, Intervals(begin, end), cause, awaits

@@ -11,6 +11,7 @@ from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
+from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
 from overlapscope.timeline.columns import NONE, Flags
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import rows_named
@@ -19,8 +20,11 @@ from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
-LossKind = Literal["launch_rate", "pause", "data_loading", "garbage_collection", "allocation", "blocking_call", "poll"]
-"""`launch_rate`: one launch after the other, without a pause of 0.2 ms. `pause`: longer host stretches. `allocation`:
+LossKind = Literal[
+    "launch_rate", "pause", "long_pause", "data_loading", "garbage_collection", "allocation", "blocking_call", "poll"
+]
+"""`launch_rate`: one launch after the other, without a pause of 0.2 ms. `pause`: longer host stretches, as of slow
+operations; `long_pause`: those from 3 ms on. `allocation`:
 calls that allocate or free device memory. `blocking_call`: other calls that wait for the device, and what they had
 emptied. `poll`: a wait without such a call."""
 
@@ -73,9 +77,13 @@ def marked_losses(idle: Intervals, timeline: RankTimeline) -> tuple[HostLoss, ..
         found.append(_idle_in(idle, times, "blocking_call", names[code]))
     rest = difference(idle, union(*(each.when for each in found)))
     late = _not_launched(idle, timeline)
-    long = late.ends - late.starts >= SILENCE_NS
-    found += [_idle_in(rest, Intervals(late.starts[~long], late.ends[~long]), "launch_rate"),
-              _idle_in(rest, Intervals(late.starts[long], late.ends[long]), "pause")]  # fmt: skip
+    taken = late.ends - late.starts
+    of_kinds: tuple[tuple[LossKind, Flags], ...] = (
+        ("launch_rate", taken < SILENCE_NS),
+        ("pause", (taken >= SILENCE_NS) & (taken < LONG_PAUSE_NS)),
+        ("long_pause", taken >= LONG_PAUSE_NS),
+    )
+    found += [_idle_in(rest, Intervals(late.starts[rows], late.ends[rows]), kind) for kind, rows in of_kinds]
     return tuple(each for each in found if each.when.starts.size)
 
 

@@ -16,6 +16,8 @@ from overlapscope.analysis.graph.idle import (
     GARBAGE,
     LAUNCH_BOUND,
     LAUNCH_LATENCY,
+    LONG_PAUSE,
+    LONG_PAUSE_NS,
     RATE,
     IdlePieces,
 )
@@ -29,7 +31,7 @@ from overlapscope.timeline.run import RankTimeline
 
 KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
 NO_LOSS: Final = -1
-LAUNCH_RATE, PAUSE, LOADING, GARBAGE_COLLECTION, ALLOCATION, BLOCKING_CALL, POLL = range(len(KINDS))
+LAUNCH_RATE, PAUSE, LONG, LOADING, GARBAGE_COLLECTION, ALLOCATION, BLOCKING_CALL, POLL = range(len(KINDS))
 MOST_CALLS: Final = 8
 """Calls of a kind that are kept apart by name, the costliest; the others are left out."""
 MOST_LINKS: Final = 8
@@ -65,8 +67,10 @@ def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePiece
     kind = np.full(cause.size, NO_LOSS, np.int64)
     kind[is_one_of(cause, (LAUNCH_BOUND, LAUNCH_LATENCY))] = LAUNCH_RATE
     kind[(cause == LAUNCH_BOUND) & (idle.stretch > RATE)] = PAUSE
+    kind[(cause == LAUNCH_BOUND) & (idle.stretch == LONG_PAUSE)] = LONG
     kind[blocked] = BLOCKING_CALL
-    kind[blocked & _woken_late(graph, part)[np.where(idle.call == NONE, -1, idle.call)]] = PAUSE
+    woken_ns = np.where(blocked, _woken_late_ns(graph, part)[np.where(idle.call == NONE, -1, idle.call)], 0)
+    kind[woken_ns >= SILENCE_NS], kind[woken_ns >= LONG_PAUSE_NS] = PAUSE, LONG
     kind[calls(ALLOCATES.search)] = ALLOCATION
     kind[calls(lambda called: "Launch" in called)] = LAUNCH_RATE
     kind[blocked & (by == BY_POLL)] = POLL
@@ -75,14 +79,14 @@ def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePiece
     return kind, np.where(is_one_of(kind, (ALLOCATION, BLOCKING_CALL)), name, np.int32(NO_NAME))
 
 
-def _woken_late(graph: Graph, part: RankPart) -> Flags:
-    """Return for each call, and last for none, whether it returned long after what it waited for had ended.
+def _woken_late_ns(graph: Graph, part: RankPart) -> Ints:
+    """Return for each call, and last for none, how long after what it waited for had ended it returned.
 
-    Then its thread had no core; without the call it would not have had one either.
+    If long, its thread had no core; without the call it would not have had one either.
     """
     time = graph.nodes.time_ns
     ended = time[part.ends()][part.awaited] if part.spans else np.empty(0, np.int64)
-    return np.append((part.awaited >= 0) & (time[part.returns()] - ended >= SILENCE_NS), False)
+    return np.append(np.where(part.awaited >= 0, time[part.returns()] - ended, 0), 0)
 
 
 def _longest(own: IdlePieces) -> int:

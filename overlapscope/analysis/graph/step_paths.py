@@ -72,6 +72,8 @@ NEVER_WAITS: Final = 0.99
 WORK: Final = (COMPUTE, COPY, MATCHED, UNMATCHED, ENDED_LATE)
 """Parts of a path in which it computes, copies or communicates."""
 
+LEAST_LOSS: Final = 0.01
+"""Least share of a step for a longest loss. A choice: less explains nothing of it."""
 MOST_BEFORE: Final = 0.02
 """Share of the path of a typical step, at most, that lies before the recording: a first step may have begun earlier."""
 
@@ -207,7 +209,7 @@ def _loss(
     """Return the longest loss of a step: what a rank loses before or after its own window is of another one."""
     whole = dict.fromkeys(run.ranks, (path.start_ns, path.end_ns))
     found = longest_loss(graph, run.ranks, path.step, whole if window is None else window.ranks)
-    if found is None:
+    if found is None or found.end_ns - found.start_ns < LEAST_LOSS * (path.end_ns - path.start_ns):
         return None
     return replace(found, chain=with_late_ends(found.chain, run.ranks, late_ns))
 

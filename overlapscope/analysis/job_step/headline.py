@@ -27,6 +27,9 @@ FEWEST_STEPS: Final = 3
 """Of fewer the time between two begins is one figure."""
 SHORTER: Final = 0.99
 """A job's pace is said from this share of its steps. A choice: a difference of less moves no conclusion."""
+NEXT_TO_NOTHING: Final = 0.01
+"""Largest share of what a step communicates at most that is next to nothing. A choice: a loss summed over ranks is
+less, gradients are not."""
 FEW: Final = 0.2
 """... this share of the steps none is an exception."""
 
@@ -66,8 +69,8 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     """Ranks that the means are over."""
     step_ns: int | None = None
     pace_ns: int | None = None
-    """How long after each other the job's steps begin, where that is shorter: steps of ranks overlap then, as one begins
-    a step while another ends the one before. Null elsewhere."""
+    """How long after each other the job's steps begin, where that is shorter: steps of ranks overlap then, as one rank
+    begins a step while another ends the one before. Null elsewhere."""
     exposed_comm_ns: int | None = None
     """Null where no communication was recorded."""
     exposed_wait_ns: int | None = None
@@ -93,27 +96,54 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class FewSteps(msgspec.Struct, kw_only=True, frozen=True):
-    """Means over all steps of a job, of which only `communicate` communicate: its median step does not."""
+    """Means over all steps of a job, of which only `communicate`, at most half, communicate: medians hide it, or lie
+    between the two kinds."""
 
     communicate: int
     steps: int
     step_ns: float
     exposed_comm_ns: float
     overlapped_ns: float
+    quiet_ns: float = 0.0
+    """Length of a step that does not communicate, mean over them."""
+    communicating_ns: float = 0.0
+    """Length of one that does."""
 
 
 def few_communicate(head: Headline) -> FewSteps | None:
-    """Return the means where medians hide what is communicated, as with gradient accumulation; None elsewhere."""
-    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
-    if not communicate or head.comm_ns != 0:
+    """Return the means where at most half of the steps communicate, as with gradient accumulation or local SGD; None
+    elsewhere."""
+    quiet, loud = _by_kind(head)
+    if not quiet:
         return None
     return FewSteps(
-        communicate=communicate,
+        communicate=len(loud),
         steps=len(head.job_steps),
         step_ns=fmean(each.step_ns for each in head.job_steps),
         exposed_comm_ns=fmean(each.exposed_comm_ns for each in head.job_steps),
         overlapped_ns=fmean(each.overlapped_ns for each in head.job_steps),
+        quiet_ns=fmean(each.step_ns for each in quiet),
+        communicating_ns=fmean(each.step_ns for each in loud),
     )
+
+
+def quiet_steps(head: Headline) -> frozenset[int]:
+    """Return the steps that communicate next to nothing, where `few_communicate` returns means."""
+    return frozenset(each.step for each in _by_kind(head)[0] if each.step is not None)
+
+
+def _by_kind(head: Headline) -> tuple[list[StepOfJob], list[StepOfJob]]:
+    """Return the steps that communicate next to nothing, and the others, where at most half do; else none.
+
+    Where the first do communicate, and so does the median step, several must be others: one may be an outlier that
+    waits.
+    """
+    comm = [each.exposed_comm_ns + each.overlapped_ns for each in head.job_steps]
+    least = NEXT_TO_NOTHING * max(comm, default=0)
+    quiet = [each for each, ns in zip(head.job_steps, comm, strict=True) if ns <= least]
+    loud = [each for each, ns in zip(head.job_steps, comm, strict=True) if ns > least]
+    silent = head.comm_ns == 0 or not any(each.exposed_comm_ns + each.overlapped_ns for each in quiet)
+    return (quiet, loud) if 0 < 2 * len(loud) <= len(comm) and (silent or len(loud) > 1) else ([], [])
 
 
 def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headline:

@@ -16,12 +16,13 @@ from overlapscope.timeline.intervals import WindowSets
 from overlapscope.timeline.run import RankTimeline, Run
 
 LONGER_THAN_LIKE: Final = "longer_than_like"
+"""Id of the finding on all calls, which the text shows below the causes."""
 WORTH: Final = 0.05
 """Least share of exposed communication that is said. A choice."""
 OF_ONE_CALL: Final = 0.25
 """A single call is named whose excess is this share of all that its rank exposed, and ... A choice."""
 MOST_OF_LONGER: Final = 0.5
-"""... this share of all excess: one event is then most of what is longer."""
+"""... more than this share of all excess: one event is then most of what is longer."""
 
 
 def longer_calls(
@@ -40,7 +41,7 @@ def longer_calls(
         for each in zip(*((own.needs_ns != NONE, own.is_longer) for own in longer.values()), strict=True)
     )
     found = Finding(
-        id=LONGER_THAN_LIKE,
+        id="longer_than_like",
         severity="info",
         title=f"at least {percent_text(share)} of exposed communication ({within}) is what calls take longer than the "
         f"shortest of their like: waiting for {_others(run)}, or other traffic on the link",
@@ -81,7 +82,7 @@ def _one_call(
     most = {
         rank: (ns, exposed)
         for rank, (ns, exposed) in most.items()
-        if ns and ns >= max(OF_ONE_CALL * exposed, MOST_OF_LONGER * int(longer[rank].exposed_ns.sum()))
+        if ns >= OF_ONE_CALL * exposed and ns > MOST_OF_LONGER * int(longer[rank].exposed_ns.sum())
     }
     if not most:
         return []

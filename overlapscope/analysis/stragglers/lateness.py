@@ -3,6 +3,9 @@
 A rank that arrives later than all other members makes them wait: its blame is the time by which it is later than the
 second-latest (its lead). Since the previous call of these members it computed, waited in calls of other groups, or was
 idle. Where it waited there longer than its peers, that blame is passed on to the rank that arrived last there.
+
+Devices compute beside calls that wait: a lead lasts from call to call until those that it delays stop for one, and
+counts once.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ from overlapscope.analysis.cross_rank.matched_calls import join_columns, positio
 from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.stragglers.host_cause import SharedInterval
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
@@ -32,7 +35,8 @@ class LateArrivals(msgspec.Struct, frozen=True, kw_only=True):
     met: SharedInterval
     """From the previous call of these ranks to the late call, for every member."""
     lead_ns: Ints
-    """How much later than the second-latest it arrived, at most the time since the previous call."""
+    """How much later than the second-latest it arrived, at most the time since the previous call; with a device less
+    what of that was so before the calls of these ranks in which the others did not stop for it."""
     own_ns: Ints
     """Each lead less the time that the rank communicated elsewhere longer than its peers."""
     launched_ns: Ints
@@ -43,7 +47,7 @@ class LateArrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 def late_arrivals(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[LateArrivals]:
     """Return the late arrivals of each rank, one entry for each set of ranks; leads within clock noise are left out."""
-    sets = [_met(run, ranks, [splits[at] for at in places]) for ranks, places in _sets(splits).items()]
+    sets = [_met(run, ranks, [splits[at] for at in places], coverage) for ranks, places in _sets(splits).items()]
     _add_communicated(sets, coverage)
     found = [each for one in sets for each in _late(run, one)]
     passed = _passed_on(found, splits, coverage)
@@ -70,17 +74,21 @@ def _sets(splits: Sequence[Split]) -> dict[tuple[int, ...], list[int]]:
     return positions_by_ranks([each.block for each in splits])
 
 
-def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _SharedIntervals:
+def _met(
+    run: Run, ranks: tuple[int, ...], theirs: Sequence[Split], coverage: Mapping[int, Coverage]
+) -> _SharedIntervals:
     start, end, rows = (
         join_columns([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
     )
     lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
     order = np.argsort(start[0], kind="stable")
+    devices = all(run.ranks[rank].has_device for rank in ranks)
+    fresh = _fresh(ranks, theirs, order, coverage) if devices else lead[order]
     met = np.maximum.accumulate(end[:, order], axis=1)  # concurrent calls end in any order
     begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known before that
-    late = np.flatnonzero(lead[order] > LEADS_COUNT_NS)
+    late = np.flatnonzero((lead[order] > LEADS_COUNT_NS) & (fresh > 0))
     begin, until = np.concatenate([begun, met], axis=1)[:, late], start[:, order[late]]
-    lead, last, rows = np.rint(lead[order[late]]).astype(np.int64), last[order[late]], rows[:, order[late]]
+    lead, last, rows = np.rint(fresh[late]).astype(np.int64), last[order[late]], rows[:, order[late]]
     # A lead longer than the time since the previous call existed before it: the calls are concurrent.
     since = np.maximum(until - begin, 0)[last, np.arange(late.size)]
     return _SharedIntervals(
@@ -92,6 +100,42 @@ def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _SharedIn
         call=rows[last, np.arange(late.size)],
         comm_ns=np.zeros(begin.shape, np.int64),
     )
+
+
+def _fresh(ranks: tuple[int, ...], theirs: Sequence[Split], order: Ints, coverage: Mapping[int, Coverage]) -> Floats:
+    """Return for each call of a set of ranks, in order of time, what of its lead had not been there at earlier calls.
+
+    While one rank stays the last one, its lead lasts, but for what the second-latest one stopped for it: that long it
+    waited in the call without computing, before the next one began.
+    """
+    lead, last, transfer = (
+        np.concatenate([getattr(each, name) for each in theirs])[order] for name in ("lead_ns", "last", "transfer_ns")
+    )
+    start, end = (
+        join_columns([getattr(each.block, side) for each in theirs])[:, order] for side in ("start_ns", "end_ns")
+    )
+    calls = np.arange(order.size)
+    taken = end - start
+    taken[last, calls] = np.iinfo(np.int64).max
+    second = taken.argmin(axis=0)
+    even = np.concatenate([np.full(each.block.calls, each.block.even) for each in theirs])[order]
+    # Leads that the spread of the recordings' starts explains are no blame, but last as well.
+    total = np.where(even, np.maximum(lead, taken[second, calls] - transfer), lead)
+    until = np.minimum(end - transfer, np.append(start[:, 1:], end[:, -1:], axis=1))
+    stopped = np.zeros(order.size, np.int64)
+    for row, rank in enumerate(ranks):
+        mine = second == row
+        exposed = BusyTime(difference(coverage[rank].comm, coverage[rank].compute))
+        stopped[mine] = _within(exposed, start[row, mine], until[row, mine])
+    # Stretches of calls to which one rank comes last: each lies above all before it, for one running maximum.
+    stretch = np.cumsum(np.append(True, last[1:] != last[:-1])) - 1
+    before = np.cumsum(stopped) - stopped
+    first = np.searchsorted(stretch, stretch)
+    behind = np.maximum(np.rint(total).astype(np.int64) + before - before[first], 0)
+    above = stretch * (int(behind.max(initial=0)) + 1)
+    most = np.maximum.accumulate(behind + above) - above
+    fresh: Floats = np.minimum(np.where(first == calls, most, np.diff(most, prepend=0)), lead)
+    return fresh
 
 
 def _add_communicated(sets: Sequence[_SharedIntervals], coverage: Mapping[int, Coverage]) -> None:

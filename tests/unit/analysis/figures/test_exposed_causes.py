@@ -399,12 +399,45 @@ def test_what_the_late_rank_waited_for_a_core_or_slept_it_did_not_compute(
     assert of_late_rank == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
 
 
-def test_hosts_meet_in_calls_that_they_wait_for_not_in_those_beside_backward() -> None:
+@pytest.mark.parametrize("has_device", [False, True])
+def test_ranks_meet_in_calls_that_they_wait_for_not_in_those_beside_backward(has_device: bool) -> None:
     """Rank 1 loads data for 30 ns, and both compute as long; the first call ends beside the compute of both."""
-    first = rank_of(0, [(20, 40, 20), (60, 100, 60)], [(0, 60, "gemm")])
-    late = rank_of(1, [(50, 55, 50), (90, 100, 90)], [(30, 90, "gemm")])
+    first = rank_of(0, [(20, 40, 20), (60, 100, 60)], [(0, 60, "gemm")], has_device=has_device)
+    late = rank_of(1, [(50, 55, 50), (90, 100, 90)], [(30, 90, "gemm")], has_device=has_device)
     _, found = explained(first, late)
     assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_host": 30}
+
+
+def test_a_device_that_still_computes_at_the_end_of_a_call_has_not_met_those_that_were_done() -> None:
+    """Rank 1 loads data for 30 us, and both compute for 50; at the end of the first call rank 1 is in the middle of it."""
+    first = rank_of(0, in_us([(25, 60, 25), (60, 90, 60)]), in_us([(0, 50, "gemm")]), has_device=True)
+    late = rank_of(1, in_us([(55, 60, 55), (80, 90, 80)]), in_us([(30, 80, "gemm")]), has_device=True)
+    _, found = explained(first, late)
+    assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_host": 25_000}
+
+
+def in_us(rows: list[tuple[Any, ...]]) -> list[Any]:
+    """Return rows with their times in nanoseconds."""
+    return [tuple(each * 1000 if isinstance(each, int) else each for each in row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("computes", "cause"),
+    [
+        ((20, 50), "peer_host"),  # as long as the late rank, beside its wait
+        ((50, 60), "peer_compute"),  # less
+    ],
+)
+def test_what_a_device_computes_beside_its_wait_the_late_rank_did_not_compute_longer(
+    computes: tuple[int, int], cause: str
+) -> None:
+    """They meet until 10; the prefetched call of rank 0 waits for rank 1, which computes for 30 ns and comes at 60."""
+    idles = (10, 30) if cause == "peer_host" else (10, 10)
+    first = rank_of(0, [(0, 10, 0), (10, 70, 10)], [(*computes, "gemm")], has_device=True)
+    late = rank_of(1, [(0, 10, 0), (60, 70, 60)], [(idles[1], 60, "gemm")], has_device=True)
+    _, found = explained(first, late)
+    exposed = 50 - (computes[1] - computes[0])
+    assert {each: ns for each, ns in found[0].items() if each.startswith("peer")} == {cause: exposed}
 
 
 def test_hosts_do_not_meet_in_messages_that_others_of_their_group_exchange() -> None:

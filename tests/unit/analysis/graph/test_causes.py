@@ -53,8 +53,8 @@ def idle(*program: Operation) -> dict[str, int]:
     }
 
 
-def exposed(*program: Operation) -> dict[str, int]:
-    found = figures(simulate({0: [Launch(0, 10 * US), *program]}, {"a": 400 * US, "b": 400 * US})).exposed_causes
+def exposed(*program: Operation, b: int = 400 * US) -> dict[str, int]:
+    found = figures(simulate({0: [Launch(0, 10 * US), *program]}, {"a": 400 * US, "b": b})).exposed_causes
     return {cause: taken // US for cause, taken in found.items()}
 
 
@@ -235,6 +235,28 @@ def test_compute_on_the_stream_of_a_call_depends_on_it_however_late_it_is_launch
 def test_compute_behind_a_copy_gains_nothing_without_the_call() -> None:
     program = [Launch(1, 0, COMM, "nccl", "a"), Launch(0, 900 * US, COPY), Launch(0, 100 * US)]
     assert list(exposed(*program)) == ["behind_copy"]
+
+
+def test_until_a_host_had_its_message_compute_waited_for_that_whatever_call_ends_last() -> None:
+    # The host waits for `b` for 200 us, then works, and `a` ends in the 100 us that follow.
+    program = [Launch(1, 0, COMM, "nccl", "a"), Launch(2, 0, COMM, "recv", "b"), Sync(2), Work(300 * US),
+               Launch(0, 100 * US)]  # fmt: skip
+    found = exposed(*program, b=200 * US)
+    assert found["dependency"] == pytest.approx(200, abs=10)
+    assert found["host_not_ready"] == pytest.approx(200, abs=20)
+    alone = [each for each in program if each != Sync(2)]
+    assert set(exposed(*alone, b=200 * US)) == {"host_not_ready"}
+
+
+def test_until_a_short_call_begins_compute_waited_for_what_that_had_waited_for() -> None:
+    # `b`, of 30 us, waits for a copy of 200 us beside `a`; the compute waits for `b` alone.
+    program = [
+        Launch(1, 0, COMM, "nccl", "a"), Launch(2, 200 * US, COPY, "copy"), Record("copied", 2), Wait("copied", 3),
+        Launch(3, 0, COMM, "nccl", "b"), Record("done", 3), Wait("done", 0), Launch(0, 300 * US),
+    ]  # fmt: skip
+    found = exposed(*program, b=30 * US)
+    assert found["behind_copy"] == pytest.approx(200, abs=10)
+    assert found["dependency"] == pytest.approx(30, abs=15)
 
 
 def test_compute_right_after_compute_is_behind_it() -> None:

@@ -69,9 +69,9 @@ def test_a_call_ends_early_only_where_the_clocks_do_not_explain_it() -> None:
 # --- how late -------------------------------------------------------------------------------------------------------
 
 
-def leads_of(calls: dict[int, Sequence[Met]]) -> dict[int, list[int]]:
+def leads_of(calls: dict[int, Sequence[Met]], **more: Any) -> dict[int, list[int]]:
     """Return the leads of each rank, in ms and in order of time."""
-    run = job(calls, {"all": tuple(calls)}, lasts=200)
+    run = job(calls, {"all": tuple(calls)}, lasts=200, **more)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     found = late_arrivals(run, match_and_align(run).splits, coverage)
     return {each.rank: (each.lead_ns // MS).tolist() for each in found}
@@ -91,6 +91,40 @@ def test_members_last_met_at_the_latest_end_of_the_calls_before_in_whatever_orde
     both = (Met(start=0, end=50), Met(start=1, end=20, volume=512))
     calls = {rank: (*both, Met(start=came, end=65, volume=256)) for rank, came in ((0, 25), (1, 60))}
     assert leads_of(calls) == {1: [10]}
+
+
+@pytest.mark.parametrize(
+    ("computed", "leads"),
+    [
+        ([(0, 200)], [3]),  # all calls wait beside compute: the later rank stays as late as it was
+        ([], [3, 3, 3, 3]),  # the other rank stops for each call: it is late to each anew
+        ([(0, 21), (23, 200)], [3, 2]),  # it stops for 2 ms of the second wait: of the third lead as much is new
+    ],
+)
+def test_a_lead_lasts_over_calls_beside_compute_and_counts_once(
+    computed: list[tuple[float, float]], leads: list[int]
+) -> None:
+    came = {0: 10, 1: 13}
+    calls = {rank: [Met(start=at + 10 * k, end=15 + 10 * k) for k in range(4)] for rank, at in came.items()}
+    assert leads_of(calls, computes={0: computed, 1: [(0, 200)]}) == {1: leads}
+    hosts = leads_of(calls, computes={0: computed, 1: [(0, 200)]}, has_device=False)
+    assert hosts == {1: [3, 3, 3, 3]}, "hosts that compute do so on other threads"
+
+
+def test_ranks_whose_recordings_began_apart_have_met_only_where_one_stopped_for_the_other() -> None:
+    # Rank 1 begins 3 ms later and stays so far behind, beside compute, until rank 0 stops for it in the third call.
+    came = {0: 10, 1: 13}
+    calls = {rank: [Met(start=at + 10 * k, end=15 + 10 * k) for k in range(4)] for rank, at in came.items()}
+    run = job(calls, {"all": (0, 1)}, lasts=200, computes={0: [(0, 30), (33, 200)], 1: [(3, 200)]}, step=200)
+    late_begin = run.ranks[1]
+    begun = {name: replace(getattr(late_begin, name), start_ns=getattr(late_begin, name).start_ns + 3 * MS)
+             for name in ("recordings", "steps")}  # fmt: skip
+    apart = Run(world_size=2, ranks={0: run.ranks[0], 1: replace(late_begin, **begun)}, groups=run.groups)
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in apart.ranks.items()}
+    (late,) = late_arrivals(apart, match_and_align(apart).splits, coverage)
+    assert (late.rank, (late.lead_ns / MS).tolist()) == (1, [3.0])
+    row = late.met.ranks.index(1)
+    assert (late.met.end_ns[row] - run.ranks[1].collectives.start_ns[3]).tolist() == [0], "the call after that stop"
 
 
 # --- who is named ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,125 @@
+"""Find long pauses of the hosts of devices: times in a step in which no thread that launches begins or ends anything.
+
+A host that waits for its device, or computes in an operation without others in it, does not pause.
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.user_ranges import range_of_pause
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
+from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
+from overlapscope.analysis.stragglers.shared_cores import HostTimes
+from overlapscope.timeline.columns import OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, take
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
+from overlapscope.timeline.rows import is_one_of, sort_order, unique
+from overlapscope.timeline.run import RankTimeline
+
+COSTS: Final = 0.1
+"""A pause costs something if the device is idle for this share of it. A choice: behind others it had work enough."""
+
+
+class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
+    """The pauses of a rank's host that left its device idle, by begin, on its own clock; one row each."""
+
+    start_ns: Ints
+    end_ns: Ints
+    idle_ns: Ints
+    """For how long the device was idle in it."""
+    step: Ints
+    into_step_ns: Ints
+    """How long after the begin of its step on the host it began."""
+    between: tuple[tuple[str, str], ...]
+    """Names of the operations before and after it, or of the runtime's calls where no operation was recorded."""
+    lane: tuple[int, ...]
+    """The thread (row in `Lanes`) that goes on after it; -1 for none."""
+    inside: tuple[str | None, ...]
+    """The range of the user that it is in."""
+    steps: int
+    """Whole steps that the host recorded."""
+
+
+def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals) -> LongPauses | None:
+    """Return the long pauses in the whole steps of a rank; None where its steps, or what its host did, are not known.
+
+    `times` are those of its host, `idle` is when its device was idle. Raises HostEventsError.
+    """
+    steps = timeline.steps
+    whole = np.flatnonzero(~steps.cut)
+    whole = whole[sort_order(steps.start_ns[whole])]
+    if times is None or not whole.size:
+        return None
+    host = without_functions(timeline.host)
+    mine = take(host, np.isin(host.lane, unique(host.lane[_acts(timeline, host)])))
+    moments = unique(np.concatenate([mine.start_ns, mine.end_ns]))
+    quiet = _without_waits(_longest(moments[:-1], moments[1:]), times)
+    quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline)))
+    start, end = _longest(*quiet)
+    at = np.searchsorted(steps.start_ns[whole], start, side="right") - 1
+    idle_ns = BusyTime(idle).within(start, end)
+    kept = (at >= 0) & (end <= steps.end_ns[whole][np.maximum(at, 0)]) & (idle_ns >= COSTS * (end - start))
+    start, end, own = start[kept], end[kept], whole[at[kept]]
+    lanes, between = _around(timeline, mine, start, end)
+    pauses = zip(lanes, start.tolist(), end.tolist(), strict=True)
+    return LongPauses(
+        start_ns=start, end_ns=end, idle_ns=idle_ns[kept], step=steps.step[own],
+        into_step_ns=start - steps.start_ns[own], between=between, lane=lanes,
+        inside=tuple(range_of_pause(timeline, *each) for each in pauses), steps=whole.size,
+    )  # fmt: skip
+
+
+def _acts(timeline: RankTimeline, host: HostSpans) -> Flags:
+    """Return which host spans show that their thread makes the step: others, as a watchdog's, only look at events."""
+    launches = (host.kind == RUNTIME) & np.isin(host.correlation, timeline.spans.correlation)
+    return np.asarray(launches | (host.kind == OPERATION), np.bool_)
+
+
+def _longest(start: Ints, end: Ints) -> Intervals:
+    long = end - start >= LONG_PAUSE_NS
+    return Intervals(start[long], end[long])
+
+
+def _without_waits(quiet: Intervals, times: HostTimes) -> Intervals:
+    """Leave out what ended as a wait for the device did: all of it may have been one."""
+    waits = BusyTime(times.waiting).within(quiet.ends - SILENCE_NS, quiet.ends) > 0
+    return Intervals(quiet.starts[~waits], quiet.ends[~waits])
+
+
+def _long_leaves(host: HostSpans) -> Intervals:
+    """Return the long operations and calls that nothing else was recorded in: there the host was in them.
+
+    The table is sorted by thread and start.
+    """
+    nested = (host.lane[1:] == host.lane[:-1]) & (host.start_ns[1:] < host.end_ns[:-1])
+    leaf = is_one_of(host.kind, (OPERATION, RUNTIME, OVERHEAD)) & ~np.append(nested, False)[: host.lane.size]
+    return union(_longest(host.start_ns[leaf], host.end_ns[leaf]))
+
+
+def _collecting(timeline: RankTimeline) -> Intervals:
+    """Return the garbage collections that were recorded: they are named as such."""
+    notes = timeline.annotations
+    named = rows_named(notes.name, timeline.names, COLLECTS_GARBAGE.search)
+    return union(recorded_pauses(timeline, COLLECTOR), (notes.start_ns[named], notes.end_ns[named]))
+
+
+def _around(
+    timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints
+) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
+    """Return the thread that goes on after each pause, and the names of the operations around it, the outermost."""
+    kind = OPERATION if (host.kind == OPERATION).any() else RUNTIME
+    own = take(host, host.kind == kind)
+    ended, begun = np.lexsort((-own.start_ns, own.end_ns)), np.lexsort((-own.end_ns, own.start_ns))
+    before = np.searchsorted(own.end_ns[ended], start, side="right") - 1
+    after = np.searchsorted(own.start_ns[begun], end, side="left")
+    lanes = np.append(own.lane[begun], -1)[after]
+    first, last = (np.append(own.name[order], -1) for order in (ended, begun))
+    names = zip(first[before].tolist(), last[after].tolist(), strict=True)  # -1, at the end, stands for none
+    return tuple(lanes.tolist()), tuple(
+        (timeline.name(a) or "the begin", timeline.name(b) or "the end") for a, b in names
+    )

@@ -1,0 +1,178 @@
+"""Pauses of hosts that leave devices idle are named with ranks, steps and place; waits, work and overlapped pauses are
+none, and neither are those of hosts without a core."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.checks.host_pauses import host_pauses
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.result import Recommendation
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text.analysis import idle_text
+from overlapscope.timeline.columns import ANNOTATION, HOST, OPERATION, RUNTIME
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import shared_file
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
+
+US, MS = 1_000, 1_000_000
+STEP, STEPS, LAUNCHES = 51 * MS, 3, 30
+Pauses = Callable[[int, int], dict[int, float]]
+"""By (step, rank): how many ms the host pauses before which launches, by number."""
+
+
+def run(pauses: Pauses, *, during: str | None = None, lead: int = 0, ranks: int = 2) -> Run:
+    """Return ranks that launch a kernel every ms and then an all-reduce, which all wait for.
+
+    `during` is what the host is in while it pauses: an operation, a call (`cuda...`), or a range ("## ... ##"). `lead`
+    kernels take no time on the host: the device is so many ms behind.
+    """
+    calls_ns = [
+        max(_launches(step, pauses(step, rank), lead)[-1] for rank in range(ranks)) + (lead + 1) * MS
+        for step in range(STEPS)
+    ]
+    return Run(
+        world_size=ranks,
+        ranks={rank: _timeline(rank, pauses, during, lead, calls_ns, ranks) for rank in range(ranks)},
+        groups=(Group(name="g", size=ranks, ranks=tuple(range(ranks))),),
+        fingerprint={"backend": "nccl"},
+    )
+
+
+def _launches(step: int, pauses: dict[int, float], lead: int) -> list[int]:
+    at, found = EPOCH_NS + step * STEP + MS, []
+    for number in range(LAUNCHES):
+        at += round(pauses.get(number, 0) * MS)
+        found.append(at)
+        at += 50 * US if number < lead else MS
+    return found
+
+
+def _timeline(
+    rank: int, pauses: Pauses, during: str | None, lead: int, calls_ns: Sequence[int], ranks: int
+) -> RankTimeline:
+    host: list[dict[str, Any]] = []
+    work: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        own, free_ns = pauses(step, rank), 0
+        launches = _launches(step, own, lead)
+        for number, at in enumerate(launches):
+            if number in own and during is not None:
+                times = {"name": during, "start_ns": at - round(own[number] * MS) - 10 * US, "end_ns": at - 10 * US}
+                kind = ANNOTATION if during[0] == "#" else RUNTIME if during.startswith("cuda") else OPERATION
+                (notes if kind == ANNOTATION else host).append({"lane": 2, "kind": kind, **times})
+            name = "aten::relu" if number % 2 else "aten::linear"
+            host.append({"lane": 2, "kind": OPERATION, "name": name, "start_ns": at, "end_ns": at + 40 * US})
+            free_ns = max(free_ns, at + 20 * US) + 980 * US
+            work.append(
+                {
+                    **_launched(host, at),
+                    "step": 7 + step,
+                    "name": "gemm",
+                    "start_ns": free_ns - 980 * US,
+                    "end_ns": free_ns,
+                }
+            )
+        host.append({"lane": 2, "kind": OPERATION, "name": "c10d::allreduce_", "start_ns": launches[-1] + 50 * US,
+                     "end_ns": launches[-1] + 90 * US})  # fmt: skip
+        sent.append({**_launched(host, launches[-1] + 50 * US), "op": "all_reduce", "group": "g", "seq": step,
+                     "group_size": ranks, "bytes": 1 << 20, "step": 7 + step, "start_ns": free_ns,
+                     "end_ns": calls_ns[step] + 2 * MS})  # fmt: skip
+    begin, end = EPOCH_NS, EPOCH_NS + STEPS * STEP
+    return rank_timeline(
+        rank, calls=sent, work=work, host=sorted(host, key=lambda each: (each["start_ns"], -each["end_ns"])),
+        recordings=[{"start_ns": begin, "end_ns": end, "host_events": True, "last_launch_ns": host[-1]["start_ns"]}],
+        steps=[
+            {"step": 7 + n, "start_ns": begin + n * STEP, "end_ns": begin + (n + 1) * STEP} for n in range(STEPS)
+        ],
+        lanes=[{"label": "7"}, {"label": "20"}, {"kind": HOST, "label": "training"}],
+        annotations=[{name: each[name] for name in ("lane", "name", "start_ns", "end_ns")} for each in notes],
+    )  # fmt: skip
+
+
+def _launched(host: list[dict[str, Any]], at: int) -> dict[str, Any]:
+    """Add a launch inside of an operation, and return what its span knows of it."""
+    times = {"start_ns": at + 10 * US, "end_ns": at + 15 * US, "correlation": len(host)}
+    host.append({"lane": 2, "kind": RUNTIME, "name": "cudaLaunchKernel", **times})
+    return {"launch_ns": times["start_ns"], "correlation": times["correlation"]}
+
+
+def named(job: Run) -> list[Finding]:
+    return [each for each in analyze(job).findings if each.id == "host_pauses"]
+
+
+def in_turn(step: int, rank: int) -> dict[int, float]:
+    """Return a pause of 10 ms and more of one rank in each step: of rank 0 in step 8, of rank 1 in the others."""
+    return {3: 10.0 + step} if rank == (step != 1) else {}
+
+
+def test_pauses_of_ranks_in_turn_are_named_with_their_steps_and_place_and_cost() -> None:
+    (found,) = named(run(in_turn))
+    assert found.title == (
+        "hosts paused for 11.0 to 13.0 ms (rank 1 in steps 7, 9; rank 0 in step 8), between aten::linear and "
+        "aten::relu, 3.0 ms into the step; the device that lost most was idle for 11.0 ms a step, and others waited up "
+        "to 12.0 ms for it: garbage collection, a logger, a file, a lock or a lost core"
+    )
+    assert [(each["rank"], each["step"]) for each in found.evidence["pauses"]] == [(1, 9), (0, 8), (1, 7)]
+
+
+def advice(job: Run) -> dict[str, Recommendation]:
+    return {each.id: each for each in analyze_with_advice(job).recommendations}
+
+
+def test_the_advice_counts_the_rank_that_loses_most_in_each_step_and_comes_before_launches() -> None:
+    found = advice(run(in_turn))
+    assert next(iter(found)) == "host_pauses"
+    assert found["host_pauses"].title.startswith("Find what stops the hosts of ranks 0, 1, now one, now another: they ")
+    assert found["host_pauses"].loss_ns == pytest.approx(11 * MS, rel=0.01)
+    assert "gc.freeze(); gc.disable()" in found["host_pauses"].apply["python"]
+    assert "compile" not in str(found["host_pauses"].apply)
+
+
+def test_of_one_rank_that_pauses_in_each_step_the_range_is_named() -> None:
+    (found,) = named(run(lambda _, rank: {3: 10.0} if rank else {}, during="## logging ##"))
+    assert "the host paused for 11.0 ms (rank 1 in each of 3 steps), between" in found.title
+    assert "in ## logging ##" in found.title
+    assert not found.evidence["in_turn"]
+
+
+def test_the_share_of_idle_time_in_pauses_follows_its_causes() -> None:
+    assert "% of all idle time in pauses of hosts of 3 ms or longer" in idle_text(analyze(run(in_turn)))
+    assert "pauses of hosts" not in idle_text(analyze(run(lambda *_: {})))
+
+
+@pytest.mark.parametrize(
+    ("pauses", "during", "lead"),
+    [
+        pytest.param(lambda *_: {3: 1.9}, None, 0, id="short"),
+        pytest.param(lambda step, rank: {3: 2.5} if (step, rank) == (0, 0) else {}, None, 0, id="costs little"),
+        pytest.param(in_turn, "aten::randperm", 0, id="in an operation"),
+        pytest.param(in_turn, "cudaStreamSynchronize", 0, id="in a synchronisation"),
+        pytest.param(in_turn, "cudaModuleLoadData", 0, id="in a call of the driver"),
+        pytest.param(in_turn, "## gc ##", 0, id="recorded as garbage collection"),
+        pytest.param(in_turn, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, id="loads data"),
+        pytest.param(lambda *_: {20: 10.0}, None, 18, id="overlapped by work of the device"),
+    ],
+)
+def test_what_is_short_or_known_or_costs_nothing_is_not_named(pauses: Pauses, during: str | None, lead: int) -> None:
+    assert named(run(pauses, during=during, lead=lead)) == []
+
+
+def test_a_host_that_stops_often_and_anywhere_may_lack_a_core() -> None:
+    often = run(lambda step, _: {3 + 3 * number + (number + step) % 2: 3.2 for number in range(5)})
+    assert named(often) == []
+    at_one_place = run(lambda *_: {3 + 2 * number: 3.2 for number in range(5)})
+    assert len(named(at_one_place)) == 1
+
+
+def test_where_hosts_share_cores_that_is_why_they_pause() -> None:
+    cores = Finding(id="shared_cores", severity="warning", title="", evidence={}, known_from="trace")
+    assert host_pauses(run(in_turn), {}, (), STEP, [cores]) == []
+    real = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
+    assert {"shared_cores", "host_pauses"} & {each.id for each in real.findings} == {"shared_cores"}

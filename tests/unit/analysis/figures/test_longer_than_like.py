@@ -1,0 +1,180 @@
+"""What calls take longer than the shortest of their like, where not all members of a group were recorded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import analyze_with_advice, by_rules
+from overlapscope.advice.losses.largest_loss import longer_beside_launches_ns
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, OF_LARGER, shortest_of_like
+from overlapscope.report.text import analysis as text
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.support.rank_rows import rank_timeline
+
+US = 1_000
+EIGHT = Group(name="0", size=8, ranks=tuple(range(8)))
+KNOWN = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20}
+UNSIZED = {"op": "all_reduce"}
+
+
+def steps_of(
+    lasted_us: Sequence[Sequence[int]], kind: dict[str, Any], *, compute_us: Sequence[int] = ()
+) -> RankTimeline:
+    """Return a rank whose steps make these calls, one after the other, each followed by compute on its stream."""
+    calls, work, steps, at = [], [], [], 0
+    for step, own in enumerate(lasted_us):
+        begin, each_us = at, (compute_us[step] if compute_us else 100) // len(own)
+        for lasted in own:
+            calls.append(
+                {**kind, "step": step, "start_ns": at, "end_ns": at + lasted * US, "launch_ns": begin, "lane": 0}
+            )
+            at += lasted * US
+            work.append({"name": "gemm", "step": step, "start_ns": at, "end_ns": at + each_us * US, "launch_ns": begin})
+            at += each_us * US
+        steps.append({"step": step, "start_ns": begin, "end_ns": at})
+    return rank_timeline(0, calls=calls, work=work, steps=steps)
+
+
+def found(timeline: RankTimeline, world_size: int = 8) -> dict[str, Any]:
+    run = Run(world_size=world_size, ranks={0: timeline}, groups=(EIGHT,))
+    return {each.id.split(":")[0]: each for each in analyze(run).findings if "long" in each.id}
+
+
+def test_what_calls_of_one_group_and_size_take_longer_than_the_second_shortest_is_a_bound_of_waiting() -> None:
+    said = found(steps_of([[10, 60, 12, 110, 12, 14]], KNOWN))["longer_than_like"]
+    # The first one lies before the step's compute. The second shortest takes 12 us: 48 and 98 us
+    # are more; 14 us are within what transfers vary by.
+    assert said.evidence["longer_ns"] == (48 + 98) * US
+    assert said.evidence["share_of_exposed"] == pytest.approx(146 / 208)
+    assert (said.evidence["calls_compared"], said.evidence["calls_longer"]) == (6, 2)
+    assert "at least 70.2 % of exposed communication (0.146 ms a step)" in said.title
+    assert "waiting for ranks that were not recorded, or other traffic on the link" in said.title
+
+
+def test_of_fewer_calls_or_of_other_groups_nothing_is_said() -> None:
+    assert not found(steps_of([[10, 60, 12, 110]], KNOWN))
+    assert not found(steps_of([[10, 60, 12, 110, 12]], UNSIZED)), "one step, and nobody knows of which groups and sizes"
+    assert not found(steps_of([[10, 60, 12, 110, 12]], {**KNOWN, "op": "broadcast"})), "its root does not wait"
+
+
+def test_what_lies_beside_compute_is_not_counted() -> None:
+    rows = [{**KNOWN, "step": 0, "launch_ns": 0, "start_ns": at * 200 * US, "end_ns": (at * 200 + lasted) * US}
+            for at, lasted in enumerate([10, 60, 12, 110, 12, 14])]  # fmt: skip
+    step = {"step": 0, "start_ns": 0, "end_ns": 2_000 * US}
+    beside = {**step, "name": "gemm", "launch_ns": 0}
+    assert not found(rank_timeline(0, calls=rows, work=[beside], steps=[step]))
+
+
+def test_calls_without_a_size_are_compared_place_by_place_in_steps_that_compute_alike() -> None:
+    waits = [[10, 500], [11, 900], [60, 500]]
+    said = found(steps_of(waits, UNSIZED))["longer_than_like"]
+    assert said.evidence["longer_ns"] == round((400 + 50) * US / 3), "not 490 us: the second call may be larger"
+    assert not found(steps_of(waits[:2], UNSIZED)), "two steps are few"
+    assert not found(steps_of([*waits[:2], [60, 500, 10]], UNSIZED)), "another number of calls is another place"
+    assert not found(steps_of(waits, UNSIZED, compute_us=(100, 100, 140))), "a step that computes more may send more"
+
+
+def test_a_call_needs_little_more_than_a_larger_one_took() -> None:
+    larger = [{**KNOWN, "bytes": 2 << 20} for _ in range(LIKE_CALLS)]
+    rows = [KNOWN, *larger, {**KNOWN, "bytes": 4 << 20}]
+    calls = [{**each, "start_ns": at * 10**6, "end_ns": at * 10**6 + US * (100 + at)} for at, each in enumerate(rows)]
+    timeline = rank_timeline(0, calls=calls)
+    lasted = timeline.collectives.end_ns - timeline.collectives.start_ns
+    needs = shortest_of_like(timeline, lasted, {})
+    assert needs[0] == OF_LARGER * 101 * US, "itself included the second shortest"
+    assert needs[1] == 102 * US, "of its own size"
+    assert needs[-1] == NONE
+    uneven = rank_timeline(0, calls=[{**each, "op": "all_to_all"} for each in calls])
+    assert shortest_of_like(uneven, lasted, {})[0] == NONE, "the others may have sent more"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 60)), min_size=1, max_size=30))
+def test_what_calls_of_known_groups_need_at_most_is_as_by_looking_at_each_pair(
+    calls: list[tuple[int, int, int]],
+) -> None:
+    rows = [
+        {**KNOWN, "group": str(group), "bytes": size << 10, "start_ns": at * 1000, "end_ns": at * 1000 + lasted}
+        for at, (group, size, lasted) in enumerate(calls)
+    ]
+    timeline = rank_timeline(0, calls=rows)
+    lasted_ns = timeline.collectives.end_ns - timeline.collectives.start_ns
+    expected = []
+    for group, size, _ in calls:
+        same = sorted(each[2] for each in calls if each[:2] == (group, size))
+        at_least = sorted(each[2] for each in calls if each[0] == group and each[1] >= size)
+        bounds = [same[1]] if len(same) >= LIKE_CALLS else []
+        bounds += [round(OF_LARGER * at_least[1])] if len(at_least) >= LIKE_CALLS else []
+        expected.append(min(bounds, default=NONE))
+    assert shortest_of_like(timeline, lasted_ns, {}).tolist() == expected
+
+
+def test_calls_that_could_be_split_and_runs_without_a_device_say_nothing() -> None:
+    pair = Group(name="0", size=2, ranks=(0, 1))
+    timeline = steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)
+    both = Run(world_size=2, ranks={0: timeline, 1: replace(timeline, rank=1)}, groups=(pair,))
+    assert not any(each.id == "longer_than_like" for each in analyze(both).findings)
+    assert not found(replace(timeline, has_device=False))
+
+
+def test_a_single_call_that_is_much_of_the_loss_is_named() -> None:
+    said = found(steps_of([[10, 12, 12, 14, 12, 900]], KNOWN))
+    (one,) = (each for kind, each in said.items() if kind == "one_long_call")
+    assert one.severity == "warning"
+    assert one.title.startswith("one all_reduce of 1 MiB, 0.140 ms after the recording of rank 0 began, takes 0.900 ms")
+    assert "its 5 like 0.012 ms in the median" in one.title
+    assert "count on it once in each" in one.title
+    assert one.evidence["exposed_longer_ns"] == 888 * US
+    assert "one_long_call" not in found(steps_of([[10, 450, 12, 14, 12, 450]], KNOWN)), "two events"
+
+
+def test_the_text_says_it_below_the_causes_and_advice_asks_for_all_ranks() -> None:
+    run = Run(world_size=8, ranks={0: steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)}, groups=(EIGHT,))
+    analysis = analyze_with_advice(run)
+    shown = text.render(analysis)
+    assert (
+        shown.index("why exposed")
+        < shown.index("At least 70.2 % of exposed communication")
+        < shown.index("What to do:")
+    )
+    assert shown.count("shortest of") == 1 + sum("shortest of" in each.title for each in analysis.recommendations)
+    assert "overlapscope explain longer_than_like" in shown
+    (advice,) = (each for each in analysis.recommendations if each.id == "exposed_communication")
+    assert "calls take at least 0.146 ms longer than the shortest of their like" in advice.title
+    assert advice.apply["look"].startswith("# record all ranks, and look for late ones: at least 0.146 ms")
+    assert advice.assumed == ["that no more of it is waiting for ranks that were not recorded"]
+
+
+@pytest.mark.parametrize(("launches_us", "largest"), [(50, True), (100, False)])
+def test_where_launches_cost_more_than_what_is_left_communication_is_not_the_largest_loss(
+    launches_us: int, largest: bool
+) -> None:
+    run = Run(world_size=8, ranks={0: steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)}, groups=(EIGHT,))
+    analysis = analyze(run)
+    launches = {"launch_bound": launches_us * US - 5 * US, "launch_latency": 5 * US}
+    head = replace(analysis.headline, idle_ns=launches_us * US, idle_causes=launches)
+    known = replace(analysis, headline=head)
+    # 208 us are exposed, 146 of them longer than their like: 62 are left.
+    assert longer_beside_launches_ns(known, 208 * US) == (0 if largest else 146 * US)
+    (advice,) = (each for each in by_rules(run, known, match_and_align(run)) if each.id == "exposed_communication")
+    assert advice.title.startswith("Largest loss: ") is largest
+
+
+def test_of_some_ranks_of_a_group_waits_are_between_these_and_nothing_sounds_like_a_contradiction() -> None:
+    ranks = {rank: replace(steps_of([[10, 60, 12, 110, 12, 14]] * 3, KNOWN), rank=rank) for rank in (0, 1)}
+    shown = text.render(analyze(Run(world_size=8, ranks=ranks, groups=(EIGHT,))))
+    assert "wait time between the recorded ranks  waited ms  delayed others ms" in shown
+    assert "18 collectives matched among the recorded ranks; other members of their groups are missing." in shown
+    assert (
+        "No critical path: 6 of the 8 ranks of its groups were not recorded, so no path across ranks is known." in shown
+    )
+    pair = Group(name="0", size=2, ranks=(0, 1))
+    whole = text.render(analyze(Run(world_size=2, ranks=ranks, groups=(pair,))))
+    assert "wait time, whole recording  waited ms  of collective time" in whole
+    assert "18 collectives matched across ranks." in whole
