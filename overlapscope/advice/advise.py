@@ -8,32 +8,36 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from overlapscope.advice.calls.embedding_tail import embedding_tail
+from overlapscope.advice.calls.flatten_gradients import flatten_gradients
+from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
+from overlapscope.advice.calls.repeated_reductions import repeated_reductions
+from overlapscope.advice.calls.sixteen_bit_gradients import sixteen_bit_gradients
+from overlapscope.advice.calls.small_collectives import small_collectives
 from overlapscope.advice.communication_copies import communication_copies
-from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
-from overlapscope.advice.flatten_gradients import flatten_gradients
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
-from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.late_rank import late_rank, with_no_setting
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
 from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.computing_calls import computing_calls
 from overlapscope.advice.losses.host_copies import host_copies
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
+from overlapscope.advice.losses.host_pauses import host_pauses
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss, longer_beside_launches_ns
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
+from overlapscope.advice.losses.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.max_connections import max_connections
-from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
+from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.published_effects import with_published
-from overlapscope.advice.repeated_broadcasts import repeated_broadcasts
-from overlapscope.advice.repeated_reductions import repeated_reductions
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
-from overlapscope.advice.small_collectives import small_collectives
+from overlapscope.advice.slower_in_turn import slower_in_turn
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES
@@ -42,7 +46,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
-from overlapscope.analysis.result import Analysis, Recommendation, with_costs
+from overlapscope.analysis.result import Analysis, Recommendation, late_in_each_step, with_costs
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.facts import Facts
@@ -61,22 +65,25 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     allocator_churn,
     copies_on_compute_stream,
     host_copies,
+    unfused_optimizer,
     blocking_reductions,
     standing_still,
     pausing_host,
+    host_pauses,
     repeated_reductions,
     repeated_broadcasts,
+    flatten_gradients,
 )
-"""What a rank loses on its own, and what all send in vain: worth its time whoever waits for whom."""
+"""What a rank loses on its own, and what all send in vain or one by one: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (
     *OF_ONE_RANK,
-    flatten_gradients,
     computing_calls,
     embedding_tail,
     small_collectives,
     busy_lane,
     interference,
     communication_copies,
+    sixteen_bit_gradients,
     max_connections,
     use_infiniband,
     use_gpu_direct,
@@ -102,6 +109,14 @@ CASTS_GBS: Final = 0.5
 """Bytes a second, in 1e9, from which on 16 bits gain nothing without a device. Measured over loopback on two cores: an
 all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32, or up to 1.7 times, at 0.8 to 1.7; at
 0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
+OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
+    "algorithm_trial", "use_infiniband", "use_gpu_direct", "max_connections", "fewer_channels", "communication_copies",
+}  # fmt: skip
+"""Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
+OF_LAUNCHES: Final = frozenset({"launch_bound", "flatten_gradients"})
+"""Recommendations that lessen launches, and ..."""
+MOSTLY_HOST: Final = 0.5
+"""... from this share of the critical path in hosts on make the step shorter whoever comes last. A choice."""
 SHORTENS: Final = 1 / 3
 """Changes of settings stand for the exposed communication, which is then not listed, if they save this share of it."""
 
@@ -121,29 +136,42 @@ def by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
+    return _by_rules(run, analysis, cross_rank, alone)[0]
+
+
+def _by_rules(
+    run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None
+) -> tuple[list[Recommendation], bool]:
+    """Return the recommendations of the rules, and whether waiting or cores come before all settings of buckets."""
     cores = shared_cores(analysis)
-    first = _fixed_first(run, analysis, cross_rank, cores)
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    found = {each.id: each for each in (*first, cores) if each is not None}
-    # Without a device `flatten_gradients` measures the rank that waits least.
-    whoever_waits = OF_ONE_RANK if given.run_has_device else (*OF_ONE_RANK, flatten_gradients)
-    found |= {each.id: each for rule in (whoever_waits if first else RULES) if (each := rule(given)) is not None}
+    late = late_rank(analysis, lambda: waits_by_step(run, cross_rank.splits), lambda: slower_in_turn(given))
+    own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
+    first = [] if late and _is_of_launches(late, own, given) else _fixed_first(analysis, late, cores)
+    found = {each.id: each for each in (*first, cores) if each is not None} | own
+    settings = [] if first else [rule for rule in RULES if rule not in OF_ONE_RANK]
+    found |= {each.id: each for rule in settings if (each := rule(given)) is not None}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
     if given.run_has_device and any(map(comes_first, found.values())):
         found.pop("data_loading", None)  # hosts without a core pause while they fetch a batch, too
+    if "late_rank" in found and not OF_COMMUNICATION & found.keys():
+        found["late_rank"] = with_no_setting(found["late_rank"])
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     most = None if any(map(comes_first, every)) else largest_loss(given, every)
-    return _finished([*every, most] if most else every, given.job, analysis)
+    return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
 
 
 def _moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     """Return what the order of losses counts more, or less, for each: exposed communication that lack of cores may
-    explain is one of cores; waiting for several ranks in turn, of which some stand still, is one of these."""
+    explain is one of cores; waiting for several ranks in turn, of which some stand still, is one of these; what calls
+    of devices take longer than their like is none of the recorded ranks, where launches cost more than the rest."""
     if analysis.run.has_device:
-        return {}
+        exposed = next((each.loss_ns or 0 for each in found if each.id == "exposed_communication"), 0)
+        longer_ns = longer_beside_launches_ns(analysis, exposed)
+        return {"exposed_communication": -longer_ns} if longer_ns else {}
     return _moved_to_cores(found, analysis) | _moved_to_still(found)
 
 
@@ -164,14 +192,25 @@ def _moved_to_still(found: Sequence[Recommendation]) -> dict[str, int]:
     return {"standing_still": ns, "late_rank": -ns}
 
 
-def _fixed_first(
-    run: Run, analysis: Analysis, cross_rank: CrossRank, cores: Recommendation | None
-) -> list[Recommendation]:
+def _fixed_first(analysis: Analysis, late: Recommendation | None, cores: Recommendation | None) -> list[Recommendation]:
     """Return what must be mended before anything else helps: shared cores, then a straggler they do not explain."""
-    late = late_rank(analysis, lambda: waits_by_step(run, cross_rank.splits))
     if cores is None or not comes_first(cores):
         return [late] if late else []
     return [cores, late] if late and analysis.skew.stragglers else [cores]
+
+
+def _is_of_launches(late: Recommendation, found: Mapping[str, Recommendation], given: RuleInput) -> bool:
+    """Return whether ranks wait for nobody who is named while a step takes as long as launches do, on whichever rank,
+    which `found` says: waiting, and idle time in launches, are one loss then, seen twice."""
+    if not given.run_has_device or late.evidence["held_by"] is not None or not OF_LAUNCHES & found.keys():
+        return False
+    analysis = given.analysis
+    if late_in_each_step(late.evidence["rank"], analysis) is not None:
+        return False
+    path = next(
+        (each for each in analysis.critical_path.steps if each.step == analysis.critical_path.median_step), None
+    )
+    return path is not None and path.parts.get("host", 0) > MOSTLY_HOST * path.length_ns
 
 
 def advise(
@@ -192,9 +231,9 @@ def advise(
     alone = alone or summarize_ranks(run, graphs)
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
-    found = with_replayed_gains(by_rules(run, analysis, cross_rank, alone), run, cross_rank, graphs)
-    of_hosts = _not_looked_for(analysis)
-    if any(each.id == "late_rank" or comes_first(each) for each in found):
+    found, come_first = _by_rules(run, analysis, cross_rank, alone)
+    found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs), _not_looked_for(analysis)
+    if come_first:
         return found, of_hosts
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
@@ -241,7 +280,9 @@ def _not_looked_for(analysis: Analysis) -> list[str]:
 def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:
     head = analysis.headline
     steps = head.steps if head.window == "step" else 1
-    return ranked(with_published(fitted(found, job), job), steps, _moved_ns(found, analysis))
+    has_experts = bool(exchanges_of_experts(analysis.collectives))
+    published = with_published(fitted(found, job), job, has_experts=has_experts)
+    return ranked(published, steps, _moved_ns(found, analysis))
 
 
 def ranked(

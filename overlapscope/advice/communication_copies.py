@@ -1,20 +1,21 @@
 """Rule: copies into and out of the buffers of collectives take long."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, Flags, Ints
+from overlapscope.timeline.columns import COMM, OPERATION, Flags, HostSpans, Ints, make, take
 from overlapscope.timeline.dimensions import BACKWARD
-from overlapscope.timeline.intervals import Intervals, intersection, length, union
-from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.timeline.operations import AUTOGRAD_NODE, ITEM_BYTES
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 DDP_OUT: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -25,6 +26,8 @@ FSDP: Final = re.compile(
     r"|aten::(?:split_with_sizes_copy|_chunk_cat)"
 )
 """Ranges and operations in which FSDP2 launches its copies; communication in them is not counted."""
+OF_GATHERS: Final = re.compile(r"all_gather|split_with_sizes_copy")
+"""Of these, those of parameters; the others are of gradients."""
 COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|chunk_cat)")
 """Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
@@ -33,95 +36,185 @@ SIXTEEN_BITS: Final = 2
 """In bytes."""
 MANY: Final = 8
 """Where the type is not known."""
+NEARLY_ALL: Final = 0.9
+"""Share of the bytes gathered as floating-point numbers that is called all of them. A choice: norms may stay in 32
+bits."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 
+class _Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a rank copied, ns a step."""
+
+    gathers: float = 0.0
+    """For gathers of FSDP2's parameters."""
+    in_backward: float = 0.0
+    """For those of them that are in backward, or may be."""
+    gradients: float = 0.0
+    """For FSDP2's gradients."""
+    ddp: float = 0.0
+    """Out of DDP's buckets."""
+    ddp_host: float = 0.0
+    """What a host took to launch these ..."""
+    ddp_idle: float = 0.0
+    """... and how long the device was idle in that time."""
+
+
 def communication_copies(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where such copies take long enough."""
-    sums: dict[str, list[float]] = defaultdict(list)
-    for timeline, windows in given.some_at_hand():
-        for kind, ns in _copies(timeline, windows).items():
-            sums[kind].append(ns / len(windows))
-    spent = {kind: sum(each) / len(each) for kind, each in sums.items() if any(each)}
-    of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
-    of_fsdp = _fsdp_code(given) if FSDP_OUT in spent else ""
-    if not of_fsdp:  # what would save them is in effect
-        spent.pop(FSDP_OUT, None)
-    total = sum(spent.values())
-    if not given.is_worth(total):
+    """Return the recommendation where settings that are not in effect can save such copies that take long enough."""
+    spent = _mean([_copied(given, timeline, windows) for timeline, windows in given.some_at_hand()])
+    fsdp = spent.gathers + spent.gradients
+    of_fsdp, saved = _of_fsdp(given, spent) if fsdp else ("", 0.0)
+    lost = saved + spent.ddp + spent.ddp_idle
+    if not given.is_worth(lost):
         return None
-    kinds = " and ".join(sorted(spent, key=lambda kind: -spent[kind]))
+    took = {kind: ns for kind, ns in ((FSDP_OUT, fsdp if of_fsdp else 0.0), (DDP, spent.ddp)) if ns}
+    kinds = " and ".join(sorted(took, key=lambda kind: -took[kind]))
+    most = f", of which {ms(saved + spent.ddp)} can be saved at most" if of_fsdp and saved < fsdp else ""
+    idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
+    of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
     return recommended(
         given,
         id="communication_copies",
-        title=f"{kinds} take {ms(total)} of a {ms(given.step_ns)} {given.per}: compute that only serves communication",
-        # What copies less with FSDP2 gathers less, too: the copies bound no gain.
-        at_most_ns=None if FSDP_OUT in spent else total,
-        loss_ns=round(total),
-        apply={**({"ddp": of_ddp} if DDP in spent else {}), **({"fsdp2": of_fsdp} if of_fsdp else {})},
-        evidence={kind: round(ns) for kind, ns in spent.items()},
+        title=f"{kinds} take {ms(sum(took.values()))} of a {ms(given.step_ns)} {given.per}{most}{idle}: compute that "
+        "only serves communication",
+        # What copies less with FSDP2 gathers less, too: the copies bound no gain. Where the host is late, what it took
+        # to launch them may be saved as well.
+        at_most_ns=None if of_fsdp else spent.ddp + spent.ddp_host,
+        loss_ns=round(lost),
+        apply={**({"ddp": of_ddp} if DDP in took else {}), **({"fsdp2": of_fsdp} if of_fsdp else {})},
+        evidence={kind: round(ns) for kind, ns in took.items()}
+        | ({"saved_at_most_ns": round(saved)} if of_fsdp else {})
+        | ({"host_ns": round(spent.ddp_host)} if spent.ddp_host else {}),
         measured=["the time of the copies"],
         assumed=[]
-        if FSDP_OUT in spent
+        if of_fsdp
         else ["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
     )
 
 
-def _fsdp_code(given: RuleInput) -> str:
-    """Return what copies less with FSDP2; empty where all of it is in effect."""
+def _mean(ranks: Sequence[_Copied]) -> _Copied:
+    parts = _Copied.__struct_fields__
+    return _Copied(**{part: sum(getattr(each, part) for each in ranks) / max(len(ranks), 1) for part in parts})
+
+
+def _of_fsdp(given: RuleInput, spent: _Copied) -> tuple[str, float]:
+    """Return what copies less with FSDP2, empty where all of it is in effect; and what it saves at most, in ns."""
     gathers = "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows"
     half = "fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
-    found = [gathers] * _gathers_in_backward(given) + [half] * (not _in_sixteen_bits(given))
-    return "\n".join(found)
+    again, wide = spent.in_backward > 0, not _in_sixteen_bits(given)
+    rest = spent.gathers - spent.in_backward + spent.gradients
+    return "\n".join([gathers] * again + [half] * wide), spent.in_backward + (rest / 2 if wide else 0.0)
 
 
-def _gathers_in_backward(given: RuleInput) -> bool:
-    """Return whether parameters are gathered in backward, or may be, as phases are not known."""
-    for timeline, _ in given.some_ranks():
-        calls, names = timeline.collectives, timeline.names
-        gathers = rows_named(calls.op, names, "all_gather".__eq__)
-        phase = calls.phase[gathers]
-        if (rows_named(phase, names, BACKWARD.__eq__) | (phase < 0)).any():
-            return True
-    return False
+def _share_in_backward(timeline: RankTimeline) -> float:
+    """Return the share of the gathers that is in backward, or may be, where no call is known to be."""
+    calls, names = timeline.collectives, timeline.names
+    gathers = rows_named(calls.op, names, "all_gather".__eq__)
+    backward = rows_named(calls.phase, names, BACKWARD.__eq__)
+    may_be = backward if backward.any() else calls.phase < 0
+    return float(may_be[gathers].mean()) if gathers.any() else 0.0
 
 
 def _in_sixteen_bits(given: RuleInput) -> bool:
-    """Return whether all parameters are gathered in 16 bits already, or in fewer."""
-    gathered = {row.dtype for row in given.analysis.collectives if row.op == "all_gather"}
-    return bool(gathered) and all(ITEM_BYTES.get(dtype or "", MANY) <= SIXTEEN_BITS for dtype in gathered)
+    """Return whether nearly all parameters are gathered in 16 bits already, or in fewer; integers are none."""
+    gathered = [
+        (row.count * (row.bytes or 1), ITEM_BYTES.get(row.dtype or "", MANY) <= SIXTEEN_BITS)
+        for row in given.analysis.collectives
+        if row.op == "all_gather" and (row.dtype is None or "float" in row.dtype)
+    ]
+    narrow = sum(size for size, is_narrow in gathered if is_narrow)
+    return bool(gathered) and narrow >= NEARLY_ALL * sum(size for size, _ in gathered)
 
 
-def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
-    """Return the time in ns of each kind of copy in the windows."""
-    spans, names, notes = timeline.spans, timeline.names, timeline.annotations
-    by_fsdp, by_ddp = (rows_named(spans.host_op, names, fits) for fits in (FSDP.fullmatch, DDP_OUT.__eq__))
-    ranges = rows_named(notes.name, names, FSDP.fullmatch)
+def _copied(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Copied:
+    names, spans, inside = timeline.names, timeline.spans, time_of(windows)
     if not any(FSDP.fullmatch(name) or name == DDP_OUT for name in names):
-        return {}
-    inside = time_of(windows)
+        return _Copied()
     rest = spans.kind != COMM
-    if timeline.has_device:
-        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]))
-        by_fsdp = rest & (by_fsdp | _within(copying, spans.launch_ns))
-        fsdp = union((spans.start_ns[by_fsdp], spans.end_ns[by_fsdp]))
-    else:
+
+    def a_step(rows: Flags, within: Intervals | None = None) -> float:
+        times = union((spans.start_ns[rows], spans.end_ns[rows]))
+        times = times if within is None else intersection(times, within)
+        return length(intersection(times, inside)) / len(windows)
+
+    by_name = rest & rows_named(spans.host_op, names, DDP_OUT.__eq__)
+    if not timeline.has_device:
         # The compute of a CPU run is that of all threads together: only what does nothing but copy can be used.
-        ranges[ranges] = rows_named(notes.name[ranges], names, ONLY_COPIES.match)
-        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]), *_operations(timeline))
-        fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), copying)
-    by_ddp &= rest
-    ddp = union((spans.start_ns[by_ddp], spans.end_ns[by_ddp]))
-    found = {FSDP_OUT: length(intersection(fsdp, inside)), DDP: length(intersection(ddp, inside))}
-    return {kind: ns for kind, ns in found.items() if ns}
+        parts = [
+            a_step(rest, _times(timeline, _both(ONLY_COPIES.match, of), _both(COPIES.fullmatch, of)))
+            for of in (OF_GATHERS.search, _no_gather)
+        ]
+        return _Copied(
+            gathers=parts[0], in_backward=parts[0] * _share_in_backward(timeline), gradients=parts[1],
+            ddp=a_step(by_name),
+        )  # fmt: skip
+    gathers, gradients = (
+        rest
+        & (
+            rows_named(spans.host_op, names, _both(FSDP.fullmatch, of))
+            | _within(_times(timeline, _both(FSDP.fullmatch, of), None), spans.launch_ns)
+        )
+        for of in (OF_GATHERS.search, _no_gather)
+    )
+    copied, again = a_step(gathers), _launched_in_backward(timeline)
+    out = _times(timeline, None, DDP_OUT.__eq__)
+    cover = given.coverage[timeline.rank]
+    idle = difference(intersection(out, inside), union(cover.compute, cover.comm, cover.copy))
+    return _Copied(
+        gathers=copied,
+        in_backward=copied * _share_in_backward(timeline)
+        if again is None
+        else a_step(gathers & _within(again, spans.launch_ns)),
+        gradients=a_step(gradients & ~gathers),
+        ddp=a_step(by_name | (rest & _within(out, spans.launch_ns))),
+        ddp_host=length(intersection(out, inside)) / len(windows),
+        ddp_idle=length(idle) / len(windows),
+    )
 
 
-def _operations(timeline: RankTimeline) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the starts and ends of the operations that copy for FSDP2, where those of the host were recorded."""
-    if timeline.has_host_events and not timeline.host_is_lost:
-        host = without_functions(timeline.host)
-        copies = rows_named(host.name, timeline.names, COPIES.fullmatch)
-        yield host.start_ns[copies], host.end_ns[copies]
+def _launched_in_backward(timeline: RankTimeline) -> Intervals | None:
+    """Return when threads of autograd launched copies for gathers of FSDP2; None where it is not known which they
+    are."""
+    names, notes = timeline.names, timeline.annotations
+    fits = _both(FSDP.fullmatch, OF_GATHERS.search)
+    ranges, calls = rows_named(notes.name, names, fits), _operations(timeline, fits)
+    threads = unique(_operations(timeline, lambda name: name.startswith(AUTOGRAD_NODE)).lane)
+    if not threads.size or not (ranges.any() or calls.lane.size):
+        return None
+    ranges &= np.isin(notes.lane, threads)
+    calls = take(calls, np.isin(calls.lane, threads))
+    return union((notes.start_ns[ranges], notes.end_ns[ranges]), (calls.start_ns, calls.end_ns))
+
+
+Fits = Callable[[str], object]
+
+
+def _both(*tests: Fits) -> Fits:
+    return lambda name: all(fits(name) for fits in tests)
+
+
+def _no_gather(name: str) -> bool:
+    return OF_GATHERS.search(name) is None
+
+
+def _times(timeline: RankTimeline, ranges: Fits | None, calls: Fits | None) -> Intervals:
+    """Return when annotations, and operations of the host, ran whose names fit; None fits no name."""
+    names, notes, found = timeline.names, timeline.annotations, []
+    if ranges is not None:
+        rows = rows_named(notes.name, names, _both(FSDP.fullmatch, ranges))
+        found.append((notes.start_ns[rows], notes.end_ns[rows]))
+    if calls is not None:
+        host = _operations(timeline, calls)
+        found.append((host.start_ns, host.end_ns))
+    return union(*found)
+
+
+def _operations(timeline: RankTimeline, fits: Fits) -> HostSpans:
+    """Return the operations of the host whose names fit, where they were recorded and can be read."""
+    named = np.array([bool(fits(name)) for name in timeline.names], np.bool_)
+    if not timeline.has_host_events or timeline.host_is_lost or not named.any():
+        return make(HostSpans, 0)
+    return select_host_spans(timeline.host, (OPERATION,), named)
 
 
 def _within(ranges: Intervals, moments: Ints) -> Flags:

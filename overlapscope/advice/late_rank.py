@@ -6,10 +6,12 @@ from typing import Final, Literal
 import msgspec
 
 from overlapscope.advice.rule_input import ms
+from overlapscope.advice.slower_in_turn import SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, Recommendation, waited_for
+from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
 
@@ -24,6 +26,11 @@ LONGEST_NAME: Final = 48
 """Characters of a name in a title."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
+MOST_STEPS: Final = 8
+"""In whose order ranks that are slower in turn are named."""
+PROCESSES: Final = "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores"
+NO_SETTING: Final = "no setting of communication shortens"
+LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
 
 LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "host": {"python": "py-spy record --pid PID --duration 30 --output host.svg  # what its host does meanwhile"},
@@ -31,7 +38,7 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "garbage_collector": {"python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at once"},
     "allocator": {"environment": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
     "busy_core": {
-        "linux": "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores",
+        "linux": PROCESSES,
         "python": "py-spy dump --pid PID  # is a thread of its own busy (logging, metrics, loading)?",
     },
     "paused": {
@@ -78,12 +85,17 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
         return exposed_ns >= least_exposed_ns and self.wait_ns >= max(least_ns, OF_IDLE * self.idle_ns)
 
 
-def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {}) -> Recommendation | None:
+def late_rank(
+    analysis: Analysis,
+    by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {},
+    slower: Callable[[], SlowerInTurn | None] = lambda: None,
+) -> Recommendation | None:
     """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
 
     That is so where wait time is at least half of the time in collectives and matters to the recording, or where the
     recording would be shorter by much without the excess of the straggler. Without a straggler a step with most of the
-    waiting is left out: it was one event. `by_step` returns the waits of each step.
+    waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which
+    rank computed longer in each, if that explains them.
     """
     ranks, held = analysis.skew.ranks, analysis.skew.stragglers
     found = _Waiting(
@@ -111,17 +123,18 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
     if found.left_out is None:
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
+    in_turn = slower() if straggler is None and window_of == "step" else None
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, found, analysis),
+        title=_title(straggler, rank, found, analysis, in_turn),
         verdict="look",
         predicted_gain_ns=None,
-        gain_low_ns=straggler.removal_low_ns if straggler else None,
-        gain_high_ns=straggler.removal_high_ns if straggler else None,
-        confidence="mixed" if worth else "measured",
+        gain_low_ns=straggler.removal_low_ns if straggler else None if in_turn is None else 0,
+        gain_high_ns=straggler.removal_high_ns if straggler else None if in_turn is None else round(in_turn.at_most_ns),
+        confidence="mixed" if worth or in_turn else "measured",
         memory_bytes=None,
         changes_numerics=False,
-        apply=_look(straggler, rank),
+        apply=_look(straggler, rank, found, analysis, in_turn),
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per="recording" if worth else window_of,
         loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
@@ -137,8 +150,17 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
         assumed=["that a straggler's own work may take what its peers' takes: a replay, with each of several peers"]
         if worth
+        else ["that no rank need compute longer than its peers: the gain is an upper bound"]
+        if in_turn
         else [],
     )
+
+
+def with_no_setting(each: Recommendation) -> Recommendation:
+    """Return it with the words that no setting shortens the waiting: for where none stands beside it."""
+    named = each.evidence["held_by"] is not None
+    words = f", which {NO_SETTING}" if named else f": {NO_SETTING} it"
+    return msgspec.structs.replace(each, title=f"{each.title}{words}")
 
 
 def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analysis: Analysis) -> _Waiting:
@@ -169,18 +191,31 @@ def _waits_ns(every: Sequence[Breakdown]) -> int | None:
     return sum(each.causes.get(cause, 0) for each in every for cause in WAITS_FOR_LATE_RANK)
 
 
-def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
-    """Return what to type to see why the rank is late."""
-    if straggler is None:
-        return {"look": "overlapscope explain RUN  # the longest waits; more steps show whether it is always one rank"}
+def _look(
+    straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis, in_turn: SlowerInTurn | None
+) -> dict[str, str]:
+    """Return what to type to see why the rank is late, or ranks in turn."""
+    where = {"host": f"hostname; lscpu; nvidia-smi -L  # where rank {rank} runs: is another rank late there, too?"}
+    if straggler is not None:
+        return {"look": f"{LONGEST_WAITS}, as commands", **LOOK.get(straggler.held_by, {}), **where}
+    whose = lateness(found.blame_ns, analysis)
+    if whose == "each_step":
+        return {"look": f"{LONGEST_WAITS}, as commands", **where}
+    if whose not in ("in_turn", "waits_longest"):
+        return {"look": f"{LONGEST_WAITS}; more steps show whether it is always one rank"}
+    differs = "clocks, power" if in_turn and in_turn.same_work else "batches, clocks, power"
+    if not found.on_device:
+        return {"look": f"{LONGEST_WAITS}; then what differs from step to step (batches, other work on the cores)"}
     return {
-        "look": "overlapscope explain RUN  # the longest waits, as commands",
-        **LOOK.get(straggler.held_by, {}),
-        "host": f"hostname; lscpu; nvidia-smi -L  # where rank {rank} runs: is another rank late there, too?",
+        "look": f"{LONGEST_WAITS}; then what differs from step to step ({differs}, other processes)",
+        "nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER; nvidia-smi  # and what else runs on the devices",
+        "linux": PROCESSES,
     }
 
 
-def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis) -> str:
+def _title(
+    straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis, in_turn: SlowerInTurn | None
+) -> str:
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
     late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
@@ -188,18 +223,30 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
         waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        whom = waited_for(found.blame_ns, analysis)
-        return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
+        whom = waited_for(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
+        return f"W{waiting}{without}, {whom}"
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = straggler.late_in if len(ranks) == 1 else ""
-    return f"Look at {who}{cause}{when}: w{waiting}, which no setting of communication shortens"
+    return f"Look at {who}{cause}{when}: w{waiting}"
+
+
+def _slower_words(found: SlowerInTurn) -> str:
+    """Return for whom ranks waited: for one that computed longer than its peers in its step, now this one, now that."""
+    what = "does the same work slower" if found.same_work else "computes longer than its peers then"
+    steps, ranks = ([str(each) for each in those] for those in (found.rank_of, found.rank_of.values()))
+    where = f"ranks {', '.join(ranks)} in steps {', '.join(steps)}"
+    if len(steps) > MOST_STEPS:
+        where = f"{rank_list({*found.rank_of.values()})}, in {len(steps)} of {found.steps} steps"
+    return f"for several ranks in turn, each of which {what} ({where})"
 
 
 def _once(analysis: Analysis) -> dict[int, int]:
-    """Return the blame of each rank, of leads that last over several calls once, where that is known."""
-    return {each.rank: each.blame_ns if each.delayed_ns is None else each.delayed_ns for each in analysis.skew.ranks}
+    """Return the blame of each rank, of leads that last over several calls once, where that is known and any is."""
+    ranks = analysis.skew.ranks
+    known = any(each.delayed_ns for each in ranks)
+    return {each.rank: each.delayed_ns if known and each.delayed_ns is not None else each.blame_ns for each in ranks}
 
 
 def _where(straggler: Straggler) -> str:

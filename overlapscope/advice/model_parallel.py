@@ -67,9 +67,14 @@ def _serving() -> dict[str, str]:
     }
 
 
+def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Return the calls in which experts exchange tokens."""
+    return [row for row in rows if row.dimension == EXPERT or row.op in EXPERTS]
+
+
 def expert_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the exchange of tokens between experts is exposed for long enough."""
-    rows = [row for row in given.analysis.collectives if row.dimension == EXPERT or row.op in EXPERTS]
+    rows = exchanges_of_experts(given.analysis.collectives)
     exposed = given.exposed_ns(rows)
     if not given.is_worth(exposed):
         return None

@@ -16,25 +16,40 @@ TABLE: Final = "published_effects.toml"
 
 
 class _Row(PublishedEffect, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A row of the table: an effect, and the recommendation that suggests the change."""
+    """A row of the table: an effect, the recommendation that suggests the change, and where it applies."""
 
     recommendation: str
+    printed: str
+    """Text in the recommendation's code where that makes this change: it may advise others only."""
+    experts: bool = False
+    """Whether it was measured where experts exchange tokens: other jobs have no such calls."""
+
+    @property
+    def effect(self) -> PublishedEffect:
+        return PublishedEffect(**{name: getattr(self, name) for name in PublishedEffect.__struct_fields__})
 
 
 @cache
-def published_effects() -> Mapping[str, Sequence[PublishedEffect]]:
-    """Return the published effects by id of the recommendation that suggests the change."""
-    rows = msgspec.convert(
+def _rows() -> Sequence[_Row]:
+    return msgspec.convert(
         tomllib.loads((files("overlapscope.advice") / TABLE).read_text("utf-8"))["effect"], list[_Row]
     )
+
+
+def published_effects() -> Mapping[str, Sequence[PublishedEffect]]:
+    """Return the published effects by id of the recommendation that suggests the change."""
     found: dict[str, list[PublishedEffect]] = {}
-    for row in rows:
-        effect = PublishedEffect(**{name: getattr(row, name) for name in PublishedEffect.__struct_fields__})
-        found.setdefault(row.recommendation, []).append(effect)
+    for row in _rows():
+        found.setdefault(row.recommendation, []).append(row.effect)
     return found
 
 
-def with_published(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
-    """Return recommendations with what such changes did elsewhere; all were measured in training."""
-    effects = {} if job.serves else published_effects()
-    return [replace(each, published=list(effects.get(each.id, ()))) for each in found]
+def with_published(found: Sequence[Recommendation], job: JobKind, *, has_experts: bool) -> list[Recommendation]:
+    """Return recommendations with what the changes that their code makes did elsewhere; all were measured in training,
+    some where experts exchange tokens, which say nothing of jobs without (`has_experts`)."""
+    rows = [] if job.serves else [row for row in _rows() if has_experts or not row.experts]
+    return [replace(each, published=[row.effect for row in rows if _is_of(row, each)]) for each in found]
+
+
+def _is_of(row: _Row, each: Recommendation) -> bool:
+    return row.recommendation == each.id and any(row.printed in code for code in each.apply.values())

@@ -84,7 +84,7 @@ def by_replay(
     # The predicted gain of views replaces the upper bound from the time of the copies.
     if adds_views(result) or any(each.id == "bucket_view" for each in of_buckets):
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
-    return [*of_buckets, *found], list(result.reasons)
+    return [*of_buckets, *_without_bits(found)], list(result.reasons)
 
 
 def _by_fsdp_replay(
@@ -100,7 +100,12 @@ def _by_fsdp_replay(
     advised = fsdp_advice(result)
     if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
         advised = [for_fsdp1(each) for each in advised]
-    return [*advised, *found], fsdp_reasons(result.reasons)
+    return [*advised, *_without_bits(found)], fsdp_reasons(result.reasons)
+
+
+def _without_bits(found: Sequence[Recommendation]) -> list[Recommendation]:
+    """Return what rules recommend without 16-bit gradients, of which a replay says more."""
+    return [each for each in found if each.id != "sixteen_bit_gradients"]
 
 
 def for_fsdp1(each: Recommendation) -> Recommendation:

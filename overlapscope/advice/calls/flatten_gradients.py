@@ -130,12 +130,13 @@ def _bursts_of_a_rank(given: RuleInput) -> list[_Burst]:
     """Return the bursts, of one kind, of the rank that has the longest; empty where they are rare, or take next to
     nothing.
 
-    Without a device of the rank that has the shortest: a call lasts from where it is made, with the wait for others.
+    Without a device, and where a straggler is known, of the rank that has the shortest: calls of the others last with
+    the wait for it.
     """
     if given.job.serves:
         return []
     found = [_bursts(timeline, given, own) for timeline, own in given.some_ranks()]
-    chosen = max if given.run_has_device else min
+    chosen = max if given.run_has_device and not given.analysis.skew.stragglers else min
     kinds = []
     for averages in (False, True):
         of_ranks = [[each for each in own if each.averages is averages] for own in found]

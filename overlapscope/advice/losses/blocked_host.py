@@ -2,12 +2,13 @@
 memory."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
 from overlapscope.advice.training_thread import training_lane
@@ -24,12 +25,26 @@ SCALAR: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", 
 """Operations that hand one number to Python."""
 SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked_select", "aten::index")
 """Operations whose result has a size that only the device knows."""
-BOUND: Final = "that all of it can be avoided: the gain is an upper bound"
+COPIES: Final = ("aten::copy_", "aten::_to_copy", "aten::to")
+"""Operations that copy between host and device: to or from pageable memory they wait."""
+SERVING: Final = {
+    "serving": "vllm serve ... --async-scheduling  # the next step is scheduled while the device works on this one\n"
+    "python -m sglang.launch_server ...  # without --disable-overlap-schedule"
+}
+"""For servers, which need the sampled tokens: not to wait is no choice, but to schedule ahead of them."""
+AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
 UNEVEN: Final = 1.5
 """A rank is named that collects garbage for so many times the mean of all."""
 WORKERS: Final = "_SingleProcessDataLoaderIter"
+
+
+def bound(given: RuleInput) -> str:
+    """Return the assumption that all of a loss can be avoided, and whether that bounds the gain: not where ranks that
+    may lose as much were not recorded."""
+    of_all = given.is_whole or not given.figures.comm_ns
+    return f"{AVOIDED}: {'the gain is an upper bound' if of_all else 'ranks that were not recorded may lose as much'}"
 
 
 def data_loading(given: RuleInput) -> Recommendation | None:
@@ -64,7 +79,7 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         measured=["idle time in which the host was in the loader"]
         if given.run_has_device
         else ["time in which the host was in the loader"],
-        assumed=[f"that storage and cores can deliver batches as fast as they are taken; {BOUND}"],
+        assumed=[f"that storage and cores can deliver batches as fast as they are taken; {bound(given)}"],
     )
 
 
@@ -141,36 +156,53 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
         return None
     calls = [VERSIONED.sub("", each) for each in found.by_call]
-    named = ", ".join(dict.fromkeys(calls[:MOST_NAMED])) or "a loop that polls"
-    number = ", for .item() or the like" if found.ops & {*SCALAR} else ""
     return recommended(
         given,
         id="blocking_calls",
         title=f"Let the host run ahead: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} because "
-        f"the host waits for it ({named}{number})",
+        f"the host waits for it ({named_waits(calls, found.waits)})",
         at_most_ns=found.ns,
         bound_from="loss",
-        apply={"torch": "\n".join(instead_of(calls, found.ops))},
+        apply=instead_of(given.job, found.waits),
         evidence={"blocking_ns": found.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
-        assumed=[f"that results are not needed at once; {BOUND}"],
+        assumed=[f"{not_at_once(given.job)}; {bound(given)}"],
     )
 
 
-def instead_of(calls: Collection[str], ops: Collection[str]) -> list[str]:
-    """Return code in place of calls that wait for the device, made by these operations."""
+def not_at_once(job: JobKind) -> str:
+    """Return what is assumed where a host is not to wait for its device."""
+    return f"that {'steps can be scheduled before tokens are read' if job.serves else 'results are not needed at once'}"
+
+
+def named_waits(calls: Iterable[str], waits: Iterable[tuple[str, str | None]]) -> str:
+    """Return the names of the first calls that wait, and what is read, where that is known: a number, or a size."""
+    ops = {op for _, op in waits}
+    reads = ((".item() or the like", SCALAR), ("nonzero() or the like", SIZED))
+    what = [words for words, those in reads if ops & {*those}]
+    named = ", ".join(list(dict.fromkeys(calls))[:MOST_NAMED]) or "a loop that polls"
+    return named + (f", for {' and '.join(what)}" if what else "")
+
+
+def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Return code in place of calls that wait for the device, each with the operation that makes it, if any does."""
+    if job.serves:
+        return SERVING
+    waits = list(waits)
+    ops = {op for _, op in waits}
+    others = [(call, op) for call, op in waits if op not in (*SCALAR, *SIZED)]
     lines = []
-    if set(ops) & {*SCALAR}:
+    if ops & {*SCALAR}:
         lines.append("total += loss.detach()  # on the device; total.item() once in many steps")
-    if set(ops) & {*SIZED}:
+    if ops & {*SIZED}:
         lines.append("torch.where(mask, x, 0)  # a result of fixed size, instead of x[mask] or nonzero")
-    if any("Memcpy" in each for each in calls):
+    if any("Memcpy" in call or op in COPIES for call, op in others):
         lines.append("x = x.pin_memory().to(device, non_blocking=True)  # and back: .to('cpu', non_blocking=True)")
-    if any("Synchronize" in each for each in calls):
+    if any("Synchronize" in call and op not in COPIES for call, op in others):
         lines.append("# no torch.cuda.synchronize() or event.synchronize() in a step: it empties the device")
     lines.append('torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits')
-    return lines
+    return {"torch": "\n".join(lines)}
 
 
 def allocator_churn(given: RuleInput) -> Recommendation | None:
@@ -194,5 +226,5 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
         evidence={"allocation_ns": found.ns, "calls": found.by_call},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
-        assumed=[f"that the memory suffices when freed memory is kept; {BOUND}"],
+        assumed=[f"that the memory suffices when freed memory is kept; {bound(given)}"],
     )

@@ -27,8 +27,8 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """Of calls with a name, the longest first."""
     by_window: dict[int, Ints]
     """By rank, in each of its windows: as recorded, not scaled to the headline."""
-    ops: frozenset[str]
-    """Operations that made these calls."""
+    waits: tuple[tuple[str, str | None], ...]
+    """Calls, each with the operation that made it, None without one, the longest first."""
     shown_by: ShownBy | None
     """The longest pause."""
 
@@ -38,16 +38,17 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
     sums: dict[tuple[str, str], int] = defaultdict(int)
     by_window = {rank: np.zeros(len(windows), np.int64) for rank, windows in given.windows.items()}
     longest: tuple[int, HostLoss] | None = None
-    ops = set()
+    waits: dict[tuple[str, str | None], int] = defaultdict(int)
     for rank, losses in given.host_losses.items():
         for each in losses:
             if each.kind not in kinds:
                 continue
             own = _within(each, given.windows.get(rank, ()))
             sums[each.kind, each.call or ""] += int(own.sum())
+            if each.call:
+                waits[each.call, each.op] += int(own.sum())
             if rank in by_window:
                 by_window[rank] += own
-            ops |= {each.op} if each.op else set()
             if longest is None or _length(each) > _length(longest[1]):
                 longest = rank, each
     scale = (given.figures.idle_ns or 0) / given.idle_ns if given.idle_ns else 0.0
@@ -62,7 +63,7 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
         by_kind={kind: round(ns) for kind, ns in by_kind.items()},
         by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
         by_window=by_window,
-        ops=frozenset(ops),
+        waits=tuple(sorted(waits, key=lambda each: -waits[each])),
         shown_by=None if longest is None else shown_by(given.run.ranks[longest[0]], longest[1]),
     )
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.losses.exposed_calls import average_parameters, go_beside_backward, link_is_full
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import (
@@ -19,6 +20,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
+from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
@@ -47,8 +49,11 @@ OF_EXPOSED: Final = frozenset({
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
-    {"launch_bound", "data_loading", "garbage_collection", "blocking_calls", "allocator_churn", "shared_cores"}
-)
+    {
+        "launch_bound", "host_pauses", "data_loading", "garbage_collection", "blocking_calls", "allocator_churn",
+        "shared_cores",
+    }
+)  # fmt: skip
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
 BEGUN_APART: Final = "start_of_recording"
@@ -95,6 +100,23 @@ INSTEAD: Final = {
     OF_LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
+AVERAGES: Final = (
+    "# calls follow the optimizer in some steps alone: average parameters more rarely, in 16 bits, or beside the next "
+    "steps"
+)
+"""What to do about local SGD, which sends no gradients."""
+BESIDE_BACKWARD: Final = {
+    "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
+    "tensor at a time), or fewer bytes; gradients go beside backward already",
+    "tail": "# nothing but the optimizer follows, and gradients go beside backward already: fewer bytes, a smaller "
+    "last bucket, or gather beside the next forward",
+}
+"""What to do where reductions begin in backward, beside compute."""
+LINK_IS_FULL: Final = (
+    "# calls of one kind run directly one after the other: the link is full, and no other order helps; fewer bytes "
+    "(16 bits; gradients: accumulation), or a faster link"
+)
+OF_OWN_CALLS: Final = ("dependency", "tail", "queued")
 SLOW_ON_CORES: Final = (
     "# some calls take longer than their like: a thread that has no core transfers nothing, so look at the cores first "
     "(top -H), then at the link and what else uses it"
@@ -104,6 +126,13 @@ IN_BUCKETS_ON_CORES: Final = (
     f"{IN_BUCKETS}; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
 )
 """What to do about a late rest of gradients that are overlapped."""
+MOSTLY: Final = 0.5
+"""From this share on exposed time is mostly what calls take longer than their like."""
+OF_LAUNCHES: Final = ("launch_bound", "launch_latency")
+"""Causes of idle time that launches of the rank's own host decide."""
+RECORD_LATE: Final = (
+    "# record {which}, and look for late ones: at least {longer} is waiting for them, or other traffic on the link"
+)
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
 LOOK_AT_STEPS: Final = (
     "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
@@ -118,6 +147,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
 
     Steps that cost more than all that the others lose are named by none of them.
     """
+    found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
     # Before all had begun to record nothing was lost: the others only seem to wait.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
     idle = given.figures.idle_ns or 0
@@ -163,25 +193,46 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     # Where outliers cost more, why the other steps wait is the smaller question.
     why = f", {of_it}: {label}{beside}{_mostly_compute(given, exposed)}" if largest in USUAL else ""
     who = _stragglers(late, late_ns, cause) or _of_two(given, cause)
+    longer_ns = longer_ns_of(given.analysis) if largest in USUAL else 0
+    longer = f"; calls take at least {ms(longer_ns)} longer than the shortest of their like" if longer_ns else ""
+    more = "no more" if longer_ns else "none"
     return recommended(
         given,
         id="exposed_communication",
-        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}{why}{who}",
+        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}{why}{longer}{who}",
         verdict="look",
         loss_ns=exposed,
         apply=({"look": LOOK} if late else {})
-        | (_apply(given, cause) if largest in USUAL else {"look": LOOK_AT_STEPS}),
+        | (_apply_longer(given, cause, longer_ns) if largest in USUAL else {"look": LOOK_AT_STEPS}),
         evidence={
             "exposed_comm_ns": exposed + left_out_ns,
             "causes": dict(given.figures.causes),
             "by_op": {op: {"exposed_ns": by_op[op]} for op in ops},
         }
         | ({"before_all_recorded_ns": left_out_ns} if left_out_ns else {})
+        | ({"longer_than_like_ns": longer_ns} if longer_ns else {})
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
-        assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
+        # Of what is unknown it is said that it may be waiting.
+        assumed=[]
+        if given.is_whole or cause == "unknown"
+        else [f"that {more} of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )
+
+
+def longer_ns_of(analysis: Analysis) -> int:
+    """Return how much of the exposed time of a step calls take longer than their like; 0 where that is not known."""
+    found = next((each.evidence for each in analysis.findings if each.id == LONGER_THAN_LIKE), None)
+    return 0 if found is None else round(found["share_of_exposed"] * (analysis.headline.exposed_comm_ns or 0))
+
+
+def longer_beside_launches_ns(analysis: Analysis, exposed_ns: int) -> int:
+    """Return what calls take longer than their like, where that is most of the exposed time, and launches of the ranks'
+    own hosts cost more than the rest of it; else 0."""
+    longer_ns, idle = longer_ns_of(analysis), analysis.headline.idle_causes
+    launches_ns = sum(idle.get(cause, 0) for cause in OF_LAUNCHES)
+    return longer_ns if longer_ns >= MOSTLY * exposed_ns and launches_ns > exposed_ns - longer_ns else 0
 
 
 def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str]:
@@ -211,6 +262,10 @@ def _beside(analysis: Analysis, cause: str) -> str:
     still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
     if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
+    pausing = next((each.evidence["ranks"] for each in analysis.findings if each.id == "host_pauses"), ())
+    if pausing and cause in ("unknown", "peer_host", OF_LATE_RANKS):
+        one = len(pausing) == 1
+        return f" (some of it perhaps as the host{'' if one else 's'} of {rank_list(pausing)} pause{'s' * one})"
     if cause == "slow_transfer" and lack_cores(analysis.findings):
         return " (perhaps as threads that transfer lack cores, too)"
     return _for_cores(analysis)
@@ -257,6 +312,7 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
     # Where cores are short, how much of each loss is for lack of them is not known.
     slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
     known = max(idle, slower) if given.run_has_device else idle
+    loss -= longer_beside_launches_ns(given.analysis, loss) if loss >= idle else 0
     if loss >= known and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device else outside
     return other, f"a {ms(given.step_ns)} {given.per}"
@@ -295,6 +351,15 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     return {"torch": INSTEAD[cause].format(lacking=", ".join(lacking))}
 
 
+def _apply_longer(given: RuleInput, cause: str, longer_ns: int) -> dict[str, str]:
+    """Return what to do about a cause; first to record all ranks where calls take much longer than their like."""
+    much = cause == "unknown" or longer_ns >= MOSTLY * (given.figures.exposed_comm_ns or 0)
+    if not longer_ns or not much or given.is_whole:
+        return _apply(given, cause)
+    look = {"look": RECORD_LATE.format(which=ALL_RANKS, longer=ms(longer_ns))}
+    return look if cause == "unknown" else look | _apply(given, cause)
+
+
 def _instead(given: RuleInput, cause: str) -> str:
     """Return what to do about a cause, for this kind of job and of recording."""
     if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
@@ -303,9 +368,18 @@ def _instead(given: RuleInput, cause: str) -> str:
         return BY_TURNS
     if cause == "slow_transfer" and not given.run_has_device:
         return SLOW_ON_CORES
+    return _of_own_calls(given, cause) if cause in OF_OWN_CALLS else INSTEAD[cause]
+
+
+def _of_own_calls(given: RuleInput, cause: str) -> str:
+    """Return what to do where the rank's own calls take long, but for what is in effect."""
+    if average_parameters(given):
+        return AVERAGES
+    if cause == "queued" and link_is_full(given):
+        return LINK_IS_FULL
     if cause == "dependency" and shows_ddp(given.run) and given.figures.overlapped_ns:
         return IN_BUCKETS if given.run_has_device else IN_BUCKETS_ON_CORES
-    return INSTEAD[cause]
+    return BESIDE_BACKWARD[cause] if cause in BESIDE_BACKWARD and go_beside_backward(given) else INSTEAD[cause]
 
 
 def _lacks_shapes(timeline: RankTimeline) -> bool:
@@ -327,7 +401,15 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
     largest, step = _named(given, idle)
     host = host_time(
-        given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "garbage_collection", "allocation"
+        given,
+        "launch_rate",
+        "pause",
+        "long_pause",
+        "blocking_call",
+        "poll",
+        "data_loading",
+        "garbage_collection",
+        "allocation",
     )
     return recommended(
         given,

@@ -2,14 +2,19 @@
 
 from typing import Final
 
-from overlapscope.advice.flatten_gradients import idle_in_bursts
+from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.job_kind import FUSABLE, JobKind
-from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
+from overlapscope.advice.losses.blocked_host import bound
+from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.result import Recommendation
 
 MOSTLY: Final = 0.5
+"""Share of the time from which on it is said to be of one kind, or of one rank."""
+FAR_MORE: Final = 2
+"""Such a rank has so many times as much as the next one. A choice: of two ranks one always has most."""
 PAUSING: Final = {
     "host": "lscpu; taskset -cp PID  # as many cores as ranks, and their threads, need\n"
     "export OMP_NUM_THREADS=4  # ranks times threads: at most the cores of the machine\n"
@@ -19,10 +24,15 @@ PAUSING: Final = {
 
 
 def launch_bound(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where launches decide the step; None for runs without devices."""
+    """Return the recommendation where launches, or pauses of hosts, decide the step; None for runs without devices.
+
+    Pauses that are a finding of their own are left to that.
+    """
     if not given.run_has_device:
         return None
-    found = host_time(given, "launch_rate", "pause")
+    named = any(each.id == "host_pauses" for each in given.analysis.findings)
+    kinds: tuple[LossKind, ...] = ("launch_rate", "pause") if named else ("launch_rate", "pause", "long_pause")
+    found = host_time(given, *kinds)
     in_bursts, late = idle_in_bursts(given), given.cause_ns("late_launch")
     late = late if given.is_worth(late) and not in_bursts else 0
     idle = max(found.ns - in_bursts, 0)
@@ -30,29 +40,36 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     if not late and not idle:
         return None
     damaged = given.damaged_hosts
-    rate, pauses = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause"))
-    mostly_pauses = pauses > MOSTLY * found.ns
-    parts = [f"the device waits {ms(idle)} for launches"] if idle else []
-    if idle:
-        parts[0] += f", {ms(pauses)} of it in pauses of the host" if mostly_pauses else ", one after the other"
+    rate, slow, long = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause", "long_pause"))
+    pausing, slowly = idle > 0 and long > MOSTLY * found.ns, slow + long > MOSTLY * found.ns
+    one = None if in_bursts else _one_rank(found)
+    parts = [_idle_words(idle, one, "its host" if pausing else "launches")] if idle else []
+    if pausing:
+        parts[0] += f", {'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
+    elif idle:
+        apart = f"{'most' if one else ms(slow + long)} of it between calls 0.2 ms or more apart"
+        parts[0] += f", {apart if slowly else 'one after the other'}"
     parts += [f"collectives launched late cost {ms(late)}"] if late else []
     return recommended(
         given,
         id="launch_bound",
-        title=f"Launch-bound: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}",
-        at_most_ns=max(late, idle),  # the device idles while a call is launched late
+        title=f"{'Pauses of the host' if pausing else 'Launch-bound'}: in a {ms(given.step_ns)} {given.per} "
+        f"{' and '.join(parts)}",
+        # The device idles while a call is launched late.
+        at_most_ns=max(late, idle),
         bound_from="loss",
-        apply=(PAUSING if mostly_pauses else {}) | _launching(given.job, capture=not in_bursts),
+        apply=(PAUSING if slowly else {}) | ({} if pausing else _launching(given.job, capture=not in_bursts)),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
             "launch_rate_ns": rate,
-            "pauses_ns": pauses,
+            "pauses_ns": slow + long,
+            "long_pauses_ns": long,
         },
         shown_by=found.shown_by,
         measured=["launches after the data was ready, and idle time that ended with a launch which nothing held back"],
         assumed=[
-            "that all of it can be avoided: the gain is an upper bound",
+            bound(given),
             *(
                 ["that no unrecorded rank was later still: not all were recorded"]
                 if given.figures.comm_ns and not given.is_whole
@@ -62,6 +79,22 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
             *(["how much of it is caused by the profiler, which slows the host"] if _profiled(given) else []),
         ],
     )
+
+
+def _one_rank(found: HostTime) -> tuple[int, float] | None:
+    """Return the rank whose device waits for most of the time, of several, with that time a step; None where none
+    does."""
+    each = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
+    *others, most = sorted(each, key=each.__getitem__) or [-1]
+    if not others or each[most] <= max(MOSTLY * sum(each.values()), FAR_MORE * each[others[-1]]):
+        return None
+    return most, each[most]
+
+
+def _idle_words(idle: int, one: tuple[int, float] | None, what: str) -> str:
+    if one is None:
+        return f"the device waits {ms(idle)} for {what}"
+    return f"the device of rank {one[0]} waits {ms(one[1])} for {what} (in the mean of all ranks it is {ms(idle)})"
 
 
 def _profiled(given: RuleInput) -> bool:

@@ -6,11 +6,13 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.blocked_host import MOST_NAMED, VERSIONED, instead_of
+from overlapscope.advice.job_kind import JobKind, job_kind
+from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
 from overlapscope.advice.losses.host_time import LEAST_IDLE
 from overlapscope.advice.losses.stream_copies import BETWEEN
 from overlapscope.advice.rule_input import MOST_RANKS, ms
 from overlapscope.analysis.common.loading import loads_data
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
@@ -29,9 +31,10 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import Flags, Ints, size
+from overlapscope.ingest.build.host_ranges import innermost_range
+from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.lazy_host_spans import select_host_spans, without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
@@ -40,6 +43,9 @@ Ranks = Mapping[int, RankTimeline]
 HOST_TIME: Final = (HOST_STRETCH, HAND_OVER, CALL)
 REPLAYED: Final = "a replay of the dependency graph without it"
 OPTIMISTIC: Final = "that nothing takes its place which never bound in this recording: the gain is an upper bound"
+ALONE: Final = "that {ranks} alone change{s}: if ranks that were not recorded lose as much, the gain may be larger"
+Waits = Mapping[tuple[str, str | None], int]
+"""The time in calls that wait, in ns, by name and by the operation that makes them, None without one."""
 
 
 def with_replayed_gains(
@@ -59,6 +65,9 @@ def with_replayed_gains(
         return list(found)
     if not any(timeline.has_device for timeline in ranks.values()):
         wanted -= {"data_loading"}  # a replay keeps what the host computes for a batch
+    if run.world_size is not None and len(ranks) < run.world_size:
+        # Their calls hold waiting for ranks that copy as well: a replay, which keeps it, gains less than all would.
+        wanted -= {"copies_on_compute_stream"}
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
     window = whole_bounds(graph)
     if window is None or not self_test(graph, [window]).answers(None, None):
@@ -69,50 +78,61 @@ def with_replayed_gains(
         gains[name] = max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
         least_ns = LEAST_IDLE * after.recorded_ns
     steps = max((size(each.steps) for each in ranks.values()), default=0)
-    bounded = [_bounded(each, gains[each.id], steps) if each.id in gains else each for each in found]
+    bound = OPTIMISTIC
+    if len(ranks) != run.world_size and any(size(each.collectives) for each in ranks.values()):
+        bound = ALONE.format(ranks=rank_list(ranks), s="s" if len(ranks) == 1 else "")
+    bounded = [_bounded(each, gains[each.id], steps, bound) if each.id in gains else each for each in found]
     by_id = {each.id: each for each in bounded}
     if "blocking_calls" in gains.keys() - by_id.keys() and gains["blocking_calls"] >= least_ns:
-        bounded.append(_run_ahead(by_id["launch_bound"], gains["blocking_calls"], steps, _waiting_calls(graph, ranks)))
+        waits, gain_ns = _waiting_calls(graph, ranks), _each_step(by_id["launch_bound"], gains["blocking_calls"], steps)
+        bounded.append(_run_ahead(by_id["launch_bound"], gain_ns, waits, job_kind(run), bound))
     return bounded
 
 
-def _run_ahead(launches: Recommendation, gain_ns: int, steps: int, calls: Mapping[str, int]) -> Recommendation:
-    """Return `blocking_calls` for a host whose launches, by replay, are late because it had waited in `calls`."""
-    gain = _each_step(launches, gain_ns, steps)
-    named = ", ".join(list(calls)[:MOST_NAMED]) or "a loop that polls"
+def _run_ahead(launches: Recommendation, gain_ns: int, waits: Waits, job: JobKind, bound: str) -> Recommendation:
+    """Return `blocking_calls` for a host whose launches, by replay, are late because it had waited in these calls."""
+    calls: dict[str, int] = {}
+    for (name, _), ns in waits.items():
+        calls[name] = calls.get(name, 0) + ns
+    most = " at most" if bound == OPTIMISTIC else ""
     return replace(
         launches,
         id="blocking_calls",
-        title=f"Let the host run ahead: its launches are late because it waits for the device ({named}); a "
-        f"{launches.per} takes at most {ms(gain)} less if it does not",
+        title=f"Let the host run ahead: its launches are late because it waits for the device "
+        f"({named_waits(calls, waits)}); a {launches.per} takes{most} {ms(gain_ns)} less if it does not",
         gain_low_ns=0,
-        gain_high_ns=gain,
+        gain_high_ns=gain_ns,
         bound_from="replay",
-        loss_ns=gain,
-        apply={"torch": "\n".join(instead_of(calls, ()))},
-        evidence={"replayed_gain_ns": gain, "waited_in_ns": dict(calls)},
+        loss_ns=gain_ns,
+        apply=instead_of(job, waits),
+        evidence={"replayed_gain_ns": gain_ns, "waited_in_ns": calls},
+        shown_by=None,
+        published=[],
         measured=["calls that wait for the device", REPLAYED],
-        assumed=["that results are not needed at once", OPTIMISTIC],
+        assumed=[not_at_once(job), bound],
     )
 
 
-def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[str, int]:
-    """Return the time in calls that wait for the device, but for allocations, by name, the longest first, in ns.
+def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[tuple[str, str | None], int]:
+    """Return the time in calls that wait for the device, but for allocations, the longest first.
 
     Calls after a rank's last launch, as a profiler makes at its end, make no launch late.
     """
-    found: dict[str, int] = {}
+    found: dict[tuple[str, str | None], int] = {}
     time = graph.nodes.time_ns
     for part in graph.ranks:
-        names = ranks[part.rank].names
+        timeline = ranks[part.rank]
         begin = time[part.begins()]
         launches = begin[part.launched_by[part.launched_by >= 0]]
-        waits = part.blocks & ~rows_named(part.call_name, names, ALLOCATES.search)
+        waits = part.blocks & ~rows_named(part.call_name, timeline.names, ALLOCATES.search)
         waits &= begin < launches.max(initial=0)
+        calls = select_host_spans(timeline.host, (OPERATION,))
+        op = innermost_range(calls, part.call_lane[waits], begin[waits] - _shift(graph, part, timeline))
+        by = np.append(calls.name, -1)[op]
         taken = (time[part.returns()] - begin)[waits]
-        for code, ns in zip(part.call_name[waits].tolist(), taken.tolist(), strict=True):
-            name = VERSIONED.sub("", names[code])
-            found[name] = found.get(name, 0) + ns
+        for code, caller, ns in zip(part.call_name[waits].tolist(), by.tolist(), taken.tolist(), strict=True):
+            key = VERSIONED.sub("", timeline.names[code]), timeline.name(caller)
+            found[key] = found.get(key, 0) + ns
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
@@ -120,9 +140,9 @@ def _each_step(each: Recommendation, gain_ns: int, steps: int) -> int:
     return round(gain_ns / max(steps, 1)) if each.per == "step" else gain_ns
 
 
-def _bounded(each: Recommendation, gain_ns: int, steps: int) -> Recommendation:
+def _bounded(each: Recommendation, gain_ns: int, steps: int, bound: str) -> Recommendation:
     gain = _each_step(each, gain_ns, steps)
-    kept = [one for one in each.assumed if "upper bound" not in one]
+    kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
     return replace(
         each,
         gain_low_ns=0,
@@ -130,7 +150,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int) -> Recommendation:
         bound_from="replay",
         evidence={**each.evidence, "replayed_gain_ns": gain},
         measured=[*each.measured, REPLAYED],
-        assumed=[*kept, OPTIMISTIC],
+        assumed=[*kept, bound],
     )
 
 

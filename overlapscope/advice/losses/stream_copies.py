@@ -1,6 +1,7 @@
 """Rule: copies between host and device run on the stream that computes, so nothing computes beside them (offload)."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -26,13 +27,13 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
     found = [
         (rank, alone, to_device)
         for timeline, own in given.some_at_hand()
-        if timeline.has_device and given.figures.copy_only_ns
+        if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
         for rank, alone, to_device in (_alone(timeline, given, own),)
     ]
-    spent = [length(alone) / len(given.windows[rank]) for rank, alone, _ in found]
-    mean = sum(spent) / len(spent) if spent else 0.0
+    mean = _mean_of_steps(given, {rank: alone for rank, alone, _ in found})
     if not given.is_worth(mean):
         return None
+    beside = _mean_of_steps(given, {rank: intersection(alone, given.coverage[rank].comm) for rank, alone, _ in found})
     rank, alone, to_device = max(found, key=lambda each: length(each[1]))
     at = int((alone.ends - alone.starts).argmax())
     longest = HostLoss(kind="pause", when=alone, longest=(int(alone.starts[at]), int(alone.ends[at])))
@@ -42,32 +43,49 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         given,
         id="copies_on_compute_stream",
         title=f"Copy on a stream of its own: copies between host and device on the compute stream take {ms(mean)} of a "
-        f"{ms(given.step_ns)} {given.per}, and nothing is computed beside them",
+        f"{ms(given.step_ns)} {given.per}, and nothing is computed beside them{_also_exposed(given, beside)}",
         at_most_ns=mean,
         bound_from="loss",
         apply=_apply(given, pageable=pageable),
-        evidence={"copies_alone_ns": round(mean), "to_device_ns": round(to_device), "pageable": pageable},
+        evidence={
+            "copies_alone_ns": round(mean),
+            "beside_communication_ns": round(beside),
+            "to_device_ns": round(to_device),
+            "pageable": pageable,
+        },
         shown_by=shown_by(given.run.ranks[rank], longest),
-        measured=["the time of these copies in which the device neither computes nor communicates"],
+        measured=["the time of these copies in which the device does not compute"],
         assumed=["that what is copied can be copied earlier, beside compute: the gain is an upper bound"],
     )
 
 
+def _mean_of_steps(given: RuleInput, times: Mapping[int, Intervals]) -> float:
+    """Return the mean length over ranks, in ns a step."""
+    spent = [length(each) / len(given.windows[rank]) for rank, each in times.items()]
+    return sum(spent) / len(spent) if spent else 0.0
+
+
+def _also_exposed(given: RuleInput, beside: float) -> str:
+    """Return that communication beside copies is exposed, where that is worth saying: one time, counted twice."""
+    return f" ({ms(beside)} of it is exposed communication, too)" if given.is_worth(beside) else ""
+
+
 def _alone(timeline: RankTimeline, given: RuleInput, windows: Windows) -> tuple[int, Intervals, float]:
-    """Return the rank, when such copies ran alone in its windows, and the mean ns of those to the device."""
+    """Return the rank, when such copies ran in its windows with no compute beside them, and the mean ns of those to the
+    device. Communication beside them is exposed by them: the compute that waits for them could hide it."""
     spans, cover = timeline.spans, given.coverage[timeline.rank]
     computes = spans.kind == COMPUTE
     if not computes.any():
         return timeline.rank, Intervals(spans.start_ns[:0], spans.end_ns[:0]), 0.0
     by_lane = sum_by(spans.lane[computes], (spans.end_ns - spans.start_ns)[computes], int(spans.lane.max()) + 1)
     on_compute = (spans.kind == COPY) & (spans.lane == by_lane.argmax())
-    inside, busy = time_of(windows), union(cover.compute, cover.comm)
+    inside = time_of(windows)
 
     def alone(fits: re.Pattern[str]) -> Intervals:
         rows = np.flatnonzero(on_compute)
         rows = rows[rows_named(spans.name[rows], timeline.names, fits.search)]
         copied = union((spans.start_ns[rows], spans.end_ns[rows]))
-        return intersection(difference(copied, busy), inside)
+        return intersection(difference(copied, cover.compute), inside)
 
     return timeline.rank, alone(BETWEEN), length(alone(TO_DEVICE)) / len(windows)
 

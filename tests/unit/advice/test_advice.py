@@ -240,7 +240,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
     assert found[0].memory_bytes == -8 << 20
     copies = replace(found[0], id="communication_copies", apply={"ddp": "..."})
     both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
-    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.advise._by_rules", lambda *_: ([copies], False))
     monkeypatch.setattr("overlapscope.advice.replayed_settings.predict_ddp", lambda *_: both)
     assert list(advised(recorded(ONE))) == ["bucket_cap"]
 
@@ -252,7 +252,7 @@ def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypat
     copies = replace(
         advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
     )
-    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.advise._by_rules", lambda *_: ([copies], False))
     monkeypatch.setattr("overlapscope.advice.replayed_settings.ddp_case_of_run", lambda *_: unset)
     assert {"bucket_view"} == {"bucket_view", "communication_copies"} & advised(run).keys()
     monkeypatch.setattr("overlapscope.advice.replayed_settings.ddp_case_of_run", lambda *_: case)

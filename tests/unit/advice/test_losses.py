@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
+from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, _wait_by_turns, largest_loss
-from overlapscope.advice.published_effects import published_effects
+from overlapscope.advice.published_effects import published_effects, with_published
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -344,12 +345,26 @@ def test_every_published_effect_has_a_source_a_condition_and_both_values() -> No
 
 def test_they_are_quoted_with_range_and_conditions_and_as_no_prediction() -> None:
     late = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))["launch_bound"]
-    said = text.render([late], [])
-    (line,) = [each for each in said.splitlines() if "elsewhere:" in each]
+    job = job_kind(Run(world_size=1, ranks={}))
+    graphs = replace(late, apply={"megatron": "--cuda-graph-impl local"})
+    (shown,) = with_published([graphs], job, has_experts=True)
+    (line,) = [each for each in text.render([shown], []).splitlines() if "elsewhere:" in each]
     assert "no prediction for this one" in line
     assert "-2 % throughput" in line
     assert "16 H100" in line
-    assert late.predicted_gain_ns is None
+    assert shown.predicted_gain_ns is None
+
+
+def test_they_are_quoted_only_beside_code_that_makes_the_change_and_for_jobs_like_theirs() -> None:
+    late = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))["launch_bound"]
+    assert "CUDA graphs" in late.apply["torch"]
+    assert late.published == [], "measured with Megatron's graphs, where experts exchange tokens"
+    job = job_kind(Run(world_size=1, ranks={}))
+    graphs = replace(late, apply={"megatron": "--cuda-graph-impl local"})
+    for has_experts in (False, True):
+        assert bool(with_published([graphs], job, has_experts=has_experts)[0].published) is has_experts
+    assert not with_published([late], job, has_experts=True)[0].published
+    assert not with_published([graphs], replace(job, serves=True), has_experts=True)[0].published
 
 
 # --- redaction -------------------------------------------------------------------------------------------------------
@@ -381,7 +396,7 @@ def _named(simulated: Simulated, name: str) -> Run:
 def test_summaries_keep_losses_of_every_rank() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     kinds: Sequence[set[str]] = [{each.kind for each in own.host_losses} for own in summarize_ranks(run).values()]
-    assert all("pause" in each for each in kinds)
+    assert all({"pause", "long_pause"} & each for each in kinds)
 
 
 # --- gains by replay -------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Rules about the collectives of a step: how many, of what, how large and when."""

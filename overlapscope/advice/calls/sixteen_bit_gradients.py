@@ -1,0 +1,151 @@
+"""Rule: gradients are reduced in float32 while matrix products are computed in 16 bits: the same bits for both halve
+what is sent."""
+
+import re
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.setting_code import HOOK
+from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.dimensions import BACKWARD, DATA
+from overlapscope.timeline.intervals import BusyTime, difference, intersection, length, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import bus_factor
+from overlapscope.timeline.rows import factorize_rows, values_in
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.whatif.parallelism import parallelism_of
+
+REDUCE: Final = ("all_reduce", "reduce_scatter")
+LARGE_BYTES: Final = 1 << 20
+"""A smaller call takes about as long with half of its bytes. A choice: up to about there its latency decides."""
+SIXTEEN: Final = re.compile(
+    r"bf16|fp16|f16f16|hgemm|[hi]884gemm|h1688gemm|h16816gemm|nvjet_[ht]s[hts]_"
+    r"|^Cijk_\w*?_(?:H|HH|HHS|HSS|B|BB|BBS|BSS)_?BH?_|flash_(?:fwd|bwd)",
+    re.I,
+)
+"""Names of kernels that multiply matrices in 16 bits: cuBLAS, CUTLASS, cuDNN, Tensile; FlashAttention has no others."""
+WIDE: Final = re.compile(
+    r"sgemm|dgemm|s1688gemm|tf32|f32f32_f32f32|nvjet_sss_|^Cijk_\w*?_(?:S|SS)_?(?:MX_)?B_|scudnn", re.I
+)
+"""In 32 bits, or more, first of all."""
+MOSTLY: Final = 0.5
+LATEST: Final = int(np.iinfo(np.int64).max)
+APPLY: Final = {
+    "ddp": HOOK,
+    "fsdp2": "fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
+    "torch": "half = gradient.to(torch.bfloat16)  # before its all_reduce; then gradient.copy_(half)",
+    "deepspeed": '{"communication_data_type": "bf16"}',
+    "megatron": "--grad-reduce-in-bf16",
+}
+
+
+class _Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank reduced in a step so that 16 bits would halve it."""
+
+    bytes: float
+    bus_bytes: float
+    """As much on a link, as nccl-tests count it."""
+    exposed_ns: float
+    took_ns: float
+    """How long it transferred."""
+    split: bool
+    """Whether that is known of all calls."""
+    least_bytes: int
+    most_bytes: int
+
+
+def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
+    """Return the trial of 16-bit gradients; None without a device, whose cores would have to cast, where DDP's buckets
+    can be replayed, or where it is not known that matrix products are computed in 16 bits."""
+    if given.job.serves or not given.run_has_device or parallelism_of(given.run) == "ddp":
+        return None
+    each = [_sent(given, timeline, windows) for timeline, windows in given.some_at_hand()]
+    some = [one for one in each if one.bytes]
+    sent, bus, exposed, took = (
+        sum(getattr(one, part) for one in some) / max(len(each), 1)
+        for part in ("bytes", "bus_bytes", "exposed_ns", "took_ns")
+    )
+    at_most = min(exposed, took / 2)
+    if not given.is_worth(at_most) or not _computes_in_sixteen(given):
+        return None
+    split = all(one.split for one in some)
+    least, most = min(one.least_bytes for one in some), max(one.most_bytes for one in some)
+    sizes = f"of {least / 1e6:.3g}" + (f" to {most / 1e6:.3g} MB" if most > least else " MB")
+    found = recommended(
+        given,
+        id="sixteen_bit_gradients",
+        title=f"Try to send 16-bit gradients: a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls "
+        f"{sizes}, {bus / took:.3g} GB/s on the bus) while matrix products are computed in 16 bits, and "
+        f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
+        at_most_ns=at_most,
+        apply=APPLY,
+        evidence={
+            "bytes": round(sent),
+            "busbw_gbs": bus / took,
+            "exposed_ns": round(exposed),
+            "transfer_ns": round(took),
+        },
+        measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
+        assumed=[
+            "that calls take half as long with half of the bytes: the gain is an upper bound",
+            *([] if split else ["that those whose wait is not known transfer as long as the fastest of their size"]),
+        ],
+    )
+    return replace(found, changes_numerics=True)
+
+
+def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
+    """Return what a rank reduces, surely of gradients, in float32: in backward, or of DP outside all phases."""
+    calls, names, cover, steps = timeline.collectives, timeline.names, given.coverage[timeline.rank], len(windows)
+    backward, data = rows_named(calls.phase, names, BACKWARD.__eq__), rows_named(calls.dimension, names, DATA.__eq__)
+    rows = rows_named(calls.op, names, REDUCE.__contains__) & rows_named(calls.dtype, names, "float32".__eq__)
+    rows &= (backward & (calls.dimension < 0)) | (data & (backward | (calls.phase < 0)))
+    rows &= (calls.bytes >= LARGE_BYTES) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    inside = time_of(windows)
+    own = np.flatnonzero(rows)
+    own = own[BusyTime(inside).within(calls.start_ns[own], calls.start_ns[own] + 1) > 0]
+    start, end, sizes = calls.start_ns[own], calls.end_ns[own], calls.bytes[own]
+    transfer = given.transfers[timeline.rank].transfer_ns[own]
+    waits = transfer == NONE
+    kind, _ = factorize_rows([calls.op[own], calls.group[own], sizes])
+    transfer = np.where(waits, _as_the_fastest(kind, end - start), transfer)
+    kinds = zip(calls.op[own].tolist(), calls.group_size[own].tolist(), strict=True)
+    factors = np.array([bus_factor(names[op], ranks) if ranks > 0 else 1.0 for op, ranks in kinds])
+    return _Sent(
+        bytes=int(sizes.sum()) / steps,
+        bus_bytes=float((sizes * factors).sum()) / steps,
+        exposed_ns=length(difference(intersection(union((start, end)), inside), cover.compute)) / steps,
+        took_ns=int(transfer.sum()) / steps,
+        split=not waits.any(),
+        least_bytes=int(sizes.min(initial=LATEST)),
+        most_bytes=int(sizes.max(initial=0)),
+    )
+
+
+def _as_the_fastest(kind: Ints, took_ns: Ints) -> Ints:
+    """Return the times of calls, of kinds by number, with those of frequent kinds at most as long as the fast ones."""
+    found = took_ns.copy()
+    for each in values_in(kind).tolist():
+        own = kind == each
+        if np.count_nonzero(own) >= BASELINE_CALLS:
+            found[own] = np.minimum(found[own], round(float(np.quantile(took_ns[own], BASELINE_QUANTILE))))
+    return found
+
+
+def _computes_in_sixteen(given: RuleInput) -> bool:
+    """Return whether kernels that multiply matrices, as far as their names say in how many bits, mostly do so in 16."""
+    narrow_ns = wide_ns = 0
+    for timeline, _ in given.some_at_hand():
+        spans, names = timeline.spans, timeline.names
+        computes = spans.kind == COMPUTE
+        wide = computes & rows_named(spans.name, names, WIDE.search)
+        narrow = computes & rows_named(spans.name, names, SIXTEEN.search) & ~wide
+        took = spans.end_ns - spans.start_ns
+        narrow_ns, wide_ns = narrow_ns + int(took[narrow].sum()), wide_ns + int(took[wide].sum())
+    return narrow_ns > MOSTLY * (narrow_ns + wide_ns)

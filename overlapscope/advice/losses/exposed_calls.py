@@ -1,0 +1,121 @@
+"""What the calls are that exposed communication consists of: queued on a full link, averages of parameters, gradients
+that go beside backward."""
+
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.rule_input import RuleInput, Windows, time_of
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
+from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
+from overlapscope.timeline.dimensions import BACKWARD
+from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import sort_order, unique, values_in
+from overlapscope.timeline.run import RankTimeline
+
+LARGE_BYTES: Final = 1 << 20
+"""From this size on how long a call takes depends mostly on its bytes. A choice: below, NCCL's latency does."""
+GAP: Final = 0.1
+"""A call follows directly on the one before it in its queue if it begins within this share of its own time. A choice:
+streams need some microseconds between two kernels."""
+MOSTLY: Final = 0.5
+LATEST: Final = int(np.iinfo(np.int64).max)
+REDUCE: Final = ("all_reduce", "reduce_scatter")
+NOTHING: Final = 0.01
+"""Largest share of their time in which calls are overlapped that is called none. A choice: below what two recordings
+differ by."""
+
+
+def link_is_full(given: RuleInput) -> bool:
+    """Return whether most exposed time of calls that queued on their streams is of such as keep the link busy with what
+    is needed as much: large calls of one operation and group that directly follow each other."""
+    full = every = 0
+    for timeline, windows in given.some_at_hand():
+        if timeline.has_device:
+            queued_ns, is_full = _queued(given, timeline, windows)
+            every += int(queued_ns.sum())
+            full += int(queued_ns[is_full].sum())
+    return every > 0 and full >= MOSTLY * every
+
+
+def average_parameters(given: RuleInput) -> bool:
+    """Return whether most exposed time is of calls that follow the optimizer, and in some steps alone: they average
+    parameters (local SGD)."""
+    averaged = every = 0
+    for timeline, windows in given.some_at_hand():
+        calls, exposed = timeline.collectives, _exposed_ns(given, timeline, windows)
+        every += int(exposed.sum())
+        last = _follow_optimizer(timeline) & (exposed > 0)
+        if unique(calls.step[last]).size < min(given.steps, unique(timeline.steps.step).size):
+            averaged += int(exposed[last].sum())
+    return every > 0 and averaged > MOSTLY * every
+
+
+def _follow_optimizer(timeline: RankTimeline) -> Flags:
+    """Return which calls were launched after the last optimizer of their step."""
+    calls, steps = timeline.collectives, timeline.steps
+    launch = launch_times(timeline, np.arange(calls.op.size))
+    step = np.searchsorted(steps.start_ns, launch, side="right") - 1
+    begun, ended = optimizer_begins(timeline), optimizer_ends(timeline)
+    if not ended.size or not steps.step.size:
+        return np.zeros(calls.op.size, np.bool_)
+    before = np.append(NONE, ended)[np.searchsorted(ended, launch, side="right")]
+    after = np.append(begun, LATEST)[np.searchsorted(begun, launch)]
+    begin, end = steps.start_ns[step], steps.end_ns[step]
+    return np.asarray((step >= 0) & (launch < end) & (before >= begin) & (after >= end), np.bool_)
+
+
+def go_beside_backward(given: RuleInput) -> bool:
+    """Return whether reductions that begin in backward are overlapped in part: gradients go beside it already."""
+    ran = beside = 0
+    for timeline, _ in given.some_at_hand():
+        calls, names = timeline.collectives, timeline.names
+        rows = rows_named(calls.op, names, REDUCE.__contains__) & rows_named(calls.phase, names, BACKWARD.__eq__)
+        rows &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
+        start, end = calls.start_ns[rows], calls.end_ns[rows]
+        ran += int((end - start).sum())
+        beside += int(BusyTime(given.coverage[timeline.rank].compute).within(start, end).sum())
+    return beside > NOTHING * ran
+
+
+def _exposed_ns(given: RuleInput, timeline: RankTimeline, windows: Windows) -> Ints:
+    """Return the time of each call in the windows in which nothing is computed, in ns; 0 where it is not known."""
+    calls, cover = timeline.collectives, given.coverage[timeline.rank]
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    found = np.zeros(calls.op.size, np.int64)
+    exposed = BusyTime(intersection(difference(cover.comm, cover.compute), time_of(windows)))
+    found[timed] = exposed.within(calls.start_ns[timed], calls.end_ns[timed])
+    return found
+
+
+def _queued(given: RuleInput, timeline: RankTimeline, windows: Windows) -> tuple[Ints, Flags]:
+    """Return for calls in the windows the exposed time that queueing directly behind others costs, at most, in ns, and
+    whether these are all like it."""
+    spans, calls = timeline.spans, timeline.collectives
+    rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
+    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
+    window = np.searchsorted(begin, spans.start_ns[rows], side="right") - 1
+    rows = rows[(window >= 0) & (spans.start_ns[rows] < until[window])]
+    rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
+    start, end, launch, lane = spans.start_ns[rows], spans.end_ns[rows], spans.launch_ns[rows], spans.lane[rows]
+    call = spans.collective[rows]
+    sizes = calls.bytes[call]
+    queue = _runs(np.stack([lane[1:] == lane[:-1], start[1:] - end[:-1] <= GAP * (end - start)[1:]]))
+    alike = _runs(np.stack([each[1:] == each[:-1] for each in (queue, calls.op[call], calls.group[call])]))
+    at = np.arange(rows.size)
+    # The first one that still ran when it was launched; of those that it directly follows, from the first one on.
+    first = at.copy()
+    for each in values_in(lane).tolist():
+        own = np.flatnonzero(lane == each)
+        first[own] = own[np.minimum(np.searchsorted(end[own], launch[own], side="right"), np.arange(own.size))]
+    first = np.maximum(first, np.searchsorted(queue, queue))
+    small = np.append(0, np.cumsum(sizes < LARGE_BYTES))
+    is_full = (alike[first] == alike) & (small[at + 1] == small[first])
+    exposed = BusyTime(difference(union((start, end)), given.coverage[timeline.rank].compute)).within(start, end)
+    return np.where(first < at, np.minimum(exposed, start - launch), 0), is_full
+
+
+def _runs(same: Flags) -> Ints:
+    """Return the number of the run that each row is in: it ends where one of the conditions on two neighbours fails."""
+    return np.append(0, np.cumsum(~same.all(axis=0)))[: same.shape[1] + 1]

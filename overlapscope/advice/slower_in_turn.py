@@ -1,0 +1,125 @@
+"""Which rank computes longer in each step, where ranks wait for one now and for another then, on devices."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput
+from overlapscope.analysis.per_rank.kernels import LARGER
+from overlapscope.analysis.result import Analysis, late_waits_ns
+from overlapscope.timeline.columns import COMPUTE, NONE
+from overlapscope.timeline.run import RankTimeline
+
+MOST_OF_IT: Final = 0.5
+"""A rank explains a step's waiting that computes longer than its peers by this share of what they wait."""
+IN_STEPS: Final = 0.75
+"""Ranks explain it in this share of the steps in which others wait. A choice."""
+FEWEST_STEPS: Final = 3
+
+
+class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels of a step."""
+
+    counts: Mapping[str, int]
+    """By name."""
+    blocks: int
+    """In all their grids: the size of their work."""
+
+
+class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that compute longer than their peers, one in each step."""
+
+    rank_of: Mapping[int, int]
+    """By step, of those that it explains."""
+    steps: int
+    """All in which others wait."""
+    same_work: bool
+    """Whether its kernels are as many as its peers', by name, and as large, in each of these steps."""
+    at_most_ns: float
+    """How much shorter the mean step gets, at most, if no rank computes longer."""
+
+
+def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
+    """Return the ranks that compute longer, in turn, than the median of their peers, by most of what these wait.
+
+    None where that explains few of the steps, and without devices or several ranks.
+    """
+    steps = _steps_of_all(given.analysis)
+    if not given.run_has_device or len(given.analysis.ranks) < 2 or len(steps) < FEWEST_STEPS:
+        return None
+    rank_of, waited, bounds = {}, 0, []
+    for step, of in steps.items():
+        most = max(of, key=lambda rank: of[rank].compute_ns)
+        peers = [each for rank, each in of.items() if rank != most]
+        longer_ns = of[most].compute_ns - median(each.compute_ns for each in peers)
+        waits_ns = median(each.waits_ns for each in peers)
+        worth = waits_ns >= WORTH * of[most].window_ns
+        waited += worth
+        if worth and longer_ns >= MOST_OF_IT * waits_ns:
+            rank_of[step] = most
+        bounds.append(max(longer_ns, waits_ns))
+    if len(rank_of) < max(IN_STEPS * waited, FEWEST_STEPS) or len(set(rank_of.values())) < 2:
+        return None
+    return SlowerInTurn(
+        rank_of=rank_of, steps=waited, same_work=_do_the_same(given, rank_of), at_most_ns=fmean(bounds)
+    )  # fmt: skip
+
+
+class _OfStep(msgspec.Struct, frozen=True):
+    window_ns: int
+    compute_ns: int
+    waits_ns: int
+
+
+def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
+    """Return the figures of each rank in each step that is complete on all; empty where figures are of recordings."""
+    if analysis.headline.window != "step" or not analysis.ranks:
+        return {}
+    of_ranks = {
+        info.rank: {
+            each.step: _OfStep(each.window_ns or 0, each.compute_ns or 0, late_waits_ns(each))
+            for each in info.steps
+            if each.complete
+        }
+        for info in analysis.ranks
+    }
+    common = set.intersection(*(set(own) for own in of_ranks.values()))
+    return {step: {rank: own[step] for rank, own in of_ranks.items()} for step in sorted(common)}
+
+
+def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool:
+    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids; of
+    many ranks that is not looked at."""
+    ranks = given.analysis.ranks
+    if len(ranks) > MOST_RANKS:
+        return False
+    ran = {info.rank: _kernels(given, info.rank, [each.step for each in info.steps if each.complete]) for info in ranks}
+    for step, slow in rank_of.items():
+        own, peers = ran[slow].get(step), [each.get(step) for rank, each in ran.items() if rank != slow]
+        if own is None or any(each is None or each.counts != own.counts for each in peers):
+            return False
+        if own.blocks > LARGER * median(each.blocks for each in peers if each is not None):
+            return False
+    return True
+
+
+def _kernels(given: RuleInput, rank: int, steps: Sequence[int]) -> dict[int, _Kernels | None]:
+    """Return the kernels that began in each step of a rank; None without any, or where a grid is not known."""
+    windows = given.windows.get(rank, ())
+    if len(windows) != len(steps):
+        return {}
+    timeline = given.run.ranks[rank].at_hand()
+    return {step: _kernels_in(timeline, *window) for step, window in zip(steps, windows, strict=True)}
+
+
+def _kernels_in(timeline: RankTimeline, start_ns: int, end_ns: int) -> _Kernels | None:
+    spans = timeline.spans
+    rows = (spans.kind == COMPUTE) & (spans.start_ns >= start_ns) & (spans.start_ns < end_ns)
+    if not rows.any() or (spans.blocks[rows] == NONE).any():
+        return None
+    names, counts = np.unique(spans.name[rows], return_counts=True)
+    named = {timeline.name(name) or "": count for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
+    return _Kernels(counts=named, blocks=int(spans.blocks[rows].sum()))

@@ -1,0 +1,97 @@
+"""16-bit gradients are to be tried where they are reduced in 32 bits, exposed, by a model that computes in 16."""
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import advise
+from overlapscope.advice.calls.sixteen_bit_gradients import SIXTEEN, WIDE
+from overlapscope.advice.replayed_settings import _without_bits
+from overlapscope.analysis.analyze import analyze
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.step_cases import US, Kernel, Sent, made
+from tests.unit.advice.test_advice_rules import fired
+
+MIB = 1 << 20
+BFLOAT16 = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x4_nt"
+FLOAT32 = "ampere_sgemm_128x64_tn"
+
+
+def reducing(
+    *, kernel: str = BFLOAT16, phase: str | None = "backward", op: str = "all_reduce", dimension: str | None = None,
+    size_bytes: int = 36 * MIB, dtype: str = "float32", start: float = 500, end: float = 800, ranks: int = 2,
+) -> Run:  # fmt: skip
+    """Return a job whose gradients are exposed from 600 us on."""
+    call = Sent(start=start, end=end, launch=250, op=op, phase=phase, dimension=dimension, size_bytes=size_bytes)
+    run = made(lambda _: [Kernel(start=0, end=600, name=kernel), call, Kernel(start=end, end=990, name=kernel)])
+    kept = {rank: of_type(each, dtype) for rank, each in run.ranks.items() if rank < ranks}
+    return replace(run, ranks=kept)
+
+
+def of_type(timeline: RankTimeline, dtype: str) -> RankTimeline:
+    names = tuple(dtype if name == "float32" else name for name in timeline.names)
+    return replace(timeline, names=names)
+
+
+def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_transfer() -> None:
+    found = fired(reducing())["sixteen_bit_gradients"]
+    assert (found.gain_low_ns, found.gain_high_ns, found.loss_ns) == (0, 150 * US, 150 * US), "half of 300 us"
+    assert found.changes_numerics
+    assert found.predicted_gain_ns is None
+    assert "0.0377 GB a step in float32 (calls of 37.7 MB, 126 GB/s on the bus)" in found.title
+    assert "0.2 ms of a 1 ms step are exposed" in found.title
+    assert fired(reducing(start=300))["sixteen_bit_gradients"].gain_high_ns == 200 * US, "what is exposed"
+
+
+def test_without_all_ranks_calls_are_held_to_transfer_as_long_as_the_fastest_of_their_size() -> None:
+    def step(number: int) -> list[Kernel | Sent]:
+        waits = 0 if number else -100
+        call = Sent(start=500 + waits, end=800, launch=250, phase="backward", size_bytes=36 * MIB)
+        return [Kernel(start=0, end=600, name=BFLOAT16), call, Kernel(start=800, end=990, name=BFLOAT16)]
+
+    both = made(step)
+    found = fired(replace(both, ranks={0: both.ranks[0]}))["sixteen_bit_gradients"]
+    assert found.gain_high_ns == 150 * US
+    assert any("as long as the fastest of their size" in each for each in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kernel": FLOAT32}, {"kernel": "some_kernel"}, {"phase": None}, {"phase": "forward", "dimension": "data"},
+        {"op": "all_gather"}, {"dimension": "tensor"}, {"size_bytes": 4096}, {"dtype": "bfloat16"}, {"end": 610},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_is_advised_elsewhere(other: dict[str, object]) -> None:
+    assert "sixteen_bit_gradients" not in fired(reducing(**other))  # type: ignore[arg-type]
+
+
+def test_reductions_over_dp_outside_all_phases_are_of_gradients() -> None:
+    assert "sixteen_bit_gradients" in fired(reducing(phase=None, dimension="data", op="reduce_scatter"))
+
+
+def test_the_loss_is_still_named_and_comes_before_a_trial_that_changes_numerics() -> None:
+    run = reducing()
+    found, _ = advise(run, analyze(run))
+    assert [each.id for each in found] == ["exposed_communication", "sixteen_bit_gradients"]
+    assert [each.id for each in _without_bits(found)] == ["exposed_communication"], "beside a replay"
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow", "wide"),
+    [
+        (BFLOAT16, True, False),
+        ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", True, False),
+        ("volta_fp16_s884gemm_fp16_256x128_ldg8_f2f_nn", True, False),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", True, False),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI16x16x16x1_SN", True, False),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false", True, False),
+        (FLOAT32, False, True),
+        ("cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4", False, True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8", False, True),
+        ("Cijk_Ailk_Bljk_SB_MT128x128x16_SE", False, True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>", False, False),
+    ],
+)
+def test_names_of_kernels_say_in_how_many_bits_they_multiply(name: str, *, narrow: bool, wide: bool) -> None:
+    assert (bool(SIXTEEN.search(name)) and not WIDE.search(name), bool(WIDE.search(name))) == (narrow, wide)

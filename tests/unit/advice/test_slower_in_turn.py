@@ -1,0 +1,92 @@
+"""Ranks that compute longer in turn, one in each step: what is said of them, and what of one that always does."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from overlapscope.advice.advise import by_rules
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import COMM, COMPUTE
+from overlapscope.timeline.run import Group, Run
+from tests.support.rank_rows import rank_timeline
+
+MS = 1_000_000
+RANKS, STEP_NS, KERNELS, USUAL_NS, SENT_NS = 3, 57 * MS, 4, 10 * MS, 5 * MS
+IN_TURN = (0, 2, 1, 2, 0, 1)
+
+
+def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1) -> Run:
+    """Return a job whose ranks compute a few kernels, then meet in an all-reduce; in each step one of them takes
+    longer, with `more` kernels, or kernels of so many times as many blocks."""
+    work: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
+    sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
+    for step, slow in enumerate(slow_in):
+        begin, arrived = step * STEP_NS, []
+        for rank, own in work.items():
+            number, factor, blocks = (KERNELS + more, longer, 128 * larger) if rank == slow else (KERNELS, 1.0, 128)
+            taken = round(USUAL_NS * factor)
+            own += [
+                {"kind": COMPUTE, "start_ns": begin + at * taken, "end_ns": begin + (at + 1) * taken, "step": step,
+                 "launch_ns": begin + at * taken, "blocks": blocks}
+                for at in range(number)
+            ]  # fmt: skip
+            arrived.append(begin + number * taken)
+        for rank, calls in sent.items():
+            begun = arrived[rank]
+            times = {"start_ns": begun, "end_ns": max(arrived) + SENT_NS, "launch_ns": begun}
+            calls.append({"kind": COMM, "step": step, "seq": step, **times})
+    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": RANKS}
+    steps = [{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(len(slow_in))]
+
+    return Run(
+        world_size=RANKS,
+        ranks={
+            rank: rank_timeline(
+                rank,
+                calls=[{**call, **each} for each in sent[rank]],
+                work=[{**each, "name": "gemm"} for each in own],
+                steps=steps,
+                recordings=[{"start_ns": 0, "end_ns": len(slow_in) * STEP_NS}],
+            )
+            for rank, own in work.items()
+        },
+        groups=(Group(name="0", size=RANKS, ranks=tuple(range(RANKS))),),
+    )
+
+
+def late(run: Run) -> Recommendation | None:
+    together = match_and_align(run)
+    return {each.id: each for each in by_rules(run, analyze(run, together), together)}.get("late_rank")
+
+
+def test_ranks_that_do_the_same_slower_in_turn_are_named_by_step_with_a_bound() -> None:
+    found = late(job(IN_TURN))
+    assert found is not None
+    assert "several ranks in turn, each of which does the same work slower" in found.title
+    assert "(ranks 0, 2, 1, 2, 0, 1 in steps 0, 1, 2, 3, 4, 5)" in found.title
+    assert found.gain_high_ns == pytest.approx(0.25 * KERNELS * USUAL_NS)
+    assert "batches" not in found.apply["look"], "it is the same work"
+    assert "PERFORMANCE,CLOCK,POWER" in found.apply["nvidia"]
+
+
+@pytest.mark.parametrize(
+    "run", [job(IN_TURN, more=1, longer=1.0), job(IN_TURN, larger=2)], ids=["more kernels", "larger kernels"]
+)
+def test_ranks_that_have_more_work_in_turn_are_not_called_slower(run: Run) -> None:
+    found = late(run)
+    assert found is not None
+    assert "each of which computes longer than its peers then (ranks 0, 2" in found.title
+    assert "batches" in found.apply["look"]
+
+
+def test_many_steps_are_counted() -> None:
+    found = late(job(IN_TURN * 2))
+    assert found is not None
+    assert "(ranks 0, 1, 2, in 12 of 12 steps)" in found.title
+
+
+def test_two_steps_show_no_turns() -> None:
+    found = late(job(IN_TURN[:2]))
+    assert found is None or found.gain_high_ns is None

@@ -1,0 +1,73 @@
+"""Copies on the compute stream cost what they keep compute from, whatever else runs beside them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import by_rules
+from overlapscope.advice.losses.replayed_losses import with_replayed_gains
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import COPY
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.property.synthetic import simulate, write_kineto
+from tests.property.synthetic.job_faults import draw
+from tests.support.step_cases import US, Kernel, Sent, made
+from tests.unit.advice.test_advice_rules import fired
+
+NAME = "Memcpy HtoD (Pinned -> Device)"
+
+
+def copying(*sent: Sent, copied: tuple[float, float] = (600, 700)) -> Run:
+    run = made(
+        lambda _: [
+            Kernel(start=0, end=600), Kernel(start=copied[0], end=copied[1], name=NAME), *sent,
+            Kernel(start=copied[1], end=990),
+        ]
+    )  # fmt: skip
+    return replace(run, ranks={rank: _as_copies(each) for rank, each in run.ranks.items()})
+
+
+def _as_copies(timeline: RankTimeline) -> RankTimeline:
+    spans = timeline.spans
+    kinds = np.where(rows_named(spans.name, timeline.names, NAME.__eq__), COPY, spans.kind)
+    return replace(timeline, spans=replace(spans, kind=kinds.astype(np.int8)))
+
+
+@pytest.mark.parametrize(("until", "beside_us", "said"), [(590, 0, False), (615, 15, False), (650, 50, True)])
+def test_they_are_named_beside_communication_too_and_that_it_is_counted_there(
+    until: float, beside_us: int, *, said: bool
+) -> None:
+    found = fired(copying(Sent(start=500, end=until)))["copies_on_compute_stream"]
+    assert (found.loss_ns, found.gain_high_ns) == (100 * US, 100 * US)
+    assert found.evidence["beside_communication_ns"] == beside_us * US
+    assert ("is exposed communication, too" in found.title) == said
+    assert found.title.endswith(")") == said
+
+
+def test_those_that_communication_covers_whole_are_named() -> None:
+    assert fired(copying(Sent(start=500, end=800)))["copies_on_compute_stream"].loss_ns == 100 * US
+
+
+def test_short_ones_are_not() -> None:
+    assert "copies_on_compute_stream" not in fired(copying(Sent(start=500, end=800), copied=(600, 615)))
+
+
+def test_a_replay_bounds_the_gain_only_where_all_ranks_were_recorded(tmp_path: Path) -> None:
+    """What others copied is in the waits that a replay of few keeps."""
+    write_kineto(simulate(draw("offload_copies", 3).job), tmp_path / "job")
+    run = read_inputs([tmp_path / "job"])
+    assert replayed(run) == "replay"
+    assert replayed(replace(run, world_size=len(run.ranks) + 1)) == "loss"
+
+
+def replayed(run: Run) -> str | None:
+    together = match_and_align(run)
+    found = by_rules(run, analyze(run, together), together)
+    bounded = {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run))}
+    return bounded["copies_on_compute_stream"].bound_from

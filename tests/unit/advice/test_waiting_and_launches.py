@@ -1,0 +1,202 @@
+"""What stands beside waiting for late ranks, and what is said of launches and pauses of hosts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice import advise as advice
+from overlapscope.advice.advise import advise, by_rules
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.answers import CriticalPath, StepPath
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, concat, make, take
+from overlapscope.timeline.run import Run
+from tests.support.graph_programs import Launch, Operation, Sync, Work, simulate
+from tests.support.step_cases import Kernel, Sent
+from tests.unit.advice.test_advice_rules import always, beginning_earlier, fired, one_by_one
+
+US = 1_000
+STEPS = 12
+STEP_US = 1_000
+
+
+def waiting_in_turn() -> Recommendation:
+    """Return what is said where two ranks are late in turn."""
+    run = always(Sent(start=100, end=200), Kernel(start=210, end=STEP_US - 10))
+    ranks = {
+        rank: beginning_earlier(each, np.where(each.collectives.step % 2 != rank, 270 * US, 0))
+        for rank, each in run.ranks.items()
+    }
+    return fired(replace(run, ranks=ranks))["late_rank"]
+
+
+def beside_waiting(
+    monkeypatch: pytest.MonkeyPatch, run: Run, host: float, held_by: str | None = None
+) -> dict[str, Recommendation]:
+    """Return what is said of a run where ranks wait, besides, and hosts take this share of the critical path."""
+    together = match_and_align(run)
+    path = StepPath(
+        step=1, rank=0, length_ns=1_000, parts={"host": round(1_000 * host)}, ranks={"0": 1_000}, operations=[]
+    )
+    analysis = replace(analyze(run, together), critical_path=CriticalPath(median_step=1, steps=[path]))
+    late = waiting_in_turn()
+    late = replace(late, title="Waiting", evidence={**late.evidence, "held_by": held_by})
+    monkeypatch.setattr(advice, "late_rank", lambda *_: late)
+    return {each.id: each for each in by_rules(run, analysis, together)}
+
+
+@pytest.mark.parametrize("held_by", [None, "host"])
+def test_gradients_one_by_one_are_said_beside_waiting_which_then_may_have_a_setting(
+    monkeypatch: pytest.MonkeyPatch, held_by: str | None
+) -> None:
+    found = beside_waiting(monkeypatch, one_by_one(60), 0.1, held_by)
+    assert {"late_rank", "flatten_gradients"} <= found.keys()
+    assert found["late_rank"].title == "Waiting"
+    usual = beside_waiting(monkeypatch, always(Kernel(start=0, end=STEP_US - 10)), 0.1, held_by)
+    assert "no setting of communication shortens" in usual["late_rank"].title
+
+
+@pytest.mark.parametrize(
+    ("host", "held_by", "said"),
+    [
+        pytest.param(0.9, None, False, id="launches decide"),
+        pytest.param(0.4, None, True, id="compute decides"),
+        pytest.param(0.9, "host", True, id="one rank is late"),
+    ],
+)
+def test_waiting_for_whoever_launches_last_is_no_loss_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, host: float, held_by: str | None, said: bool
+) -> None:
+    found = beside_waiting(monkeypatch, one_by_one(60), host, held_by)
+    assert "flatten_gradients" in found
+    assert ("late_rank" in found) is said
+
+
+def test_ranks_that_are_late_in_turn_are_told_to_compare_steps() -> None:
+    look = waiting_in_turn().apply
+    assert "what differs from step to step (batches, clocks, power, other processes)" in look["look"]
+    assert "more steps show" not in look["look"]
+    assert "PERFORMANCE,CLOCK,POWER" in look["nvidia"]
+
+
+# --- launches and pauses -----------------------------------------------------------------------------------------
+
+
+def repeated(*step: Operation) -> list[Operation]:
+    return [Launch(0, 100 * US), *[each for _ in range(STEPS) for each in step]]
+
+
+def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
+    slow = fired(simulate({0: repeated(Work(1_000 * US), Launch(0, 300 * US))}).run)["launch_bound"]
+    assert slow.title.startswith("Launch-bound")
+    assert "between calls 0.2 ms or more apart" in slow.title
+    assert "reduce-overhead" in slow.apply["torch"]
+    assert slow.evidence["long_pauses_ns"] == 0
+    paused = fired(simulate({0: repeated(Work(4_000 * US), Launch(0, 300 * US))}).run)["launch_bound"]
+    assert paused.title.startswith("Pauses of the host: ")
+    assert list(paused.apply) == ["host"], "no graph shortens a pause"
+    assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
+
+
+def test_pauses_that_are_a_finding_are_not_said_again_as_launches() -> None:
+    run = simulate({0: repeated(Work(4_000 * US), Launch(0, 300 * US))}).run
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    finding = Finding(id="host_pauses", severity="warning", title="", evidence={"ranks": [0]}, known_from="trace")
+    others = [each for each in analysis.findings if each.id != "host_pauses"]
+    without = by_rules(run, replace(analysis, findings=others), together)
+    assert "launch_bound" in {each.id for each in without}
+    found = by_rules(run, replace(analysis, findings=[*others, finding]), together)
+    assert "launch_bound" not in {each.id for each in found}
+
+
+def test_a_rank_that_has_most_of_the_idle_time_is_named_with_its_own() -> None:
+    kernel = Launch(0, 300 * US)
+    late, alike = repeated(Work(500 * US), kernel), repeated(Work(500 * US), kernel)
+    soon = [Launch(0, 100 * US), *[kernel] * STEPS, Work(500 * US * STEPS)]
+    found = fired(simulate({0: soon, 1: late}).run)["launch_bound"]
+    own_ms = (found.evidence["pauses_ns"] + found.evidence["launch_rate_ns"]) * 2 / 1e6
+    assert f"the device of rank 1 waits {own_ms:.3g} ms for launches (in the mean of all ranks it is" in found.title
+    assert "the device waits" in fired(simulate({0: alike, 1: late}).run)["launch_bound"].title
+
+
+# --- waits for the device ----------------------------------------------------------------------------------------
+
+
+def in_operation(run: Run, name: str) -> Run:
+    """Return a run whose calls that wait are made by an operation of this name."""
+    timeline = run.ranks[0]
+    host = timeline.host
+    waits = [code for code, each in enumerate(timeline.names) if "Synchronize" in each]
+    own = take(host, np.isin(host.name, waits))
+    around = make(
+        HostSpans, own.start_ns.size, recording=own.recording, lane=own.lane, start_ns=own.start_ns - 1,
+        end_ns=own.end_ns + 1, kind=np.full(own.start_ns.size, OPERATION, np.int8),
+        name=np.full(own.start_ns.size, len(timeline.names), np.int32),
+    )  # fmt: skip
+    rows = concat([host, around])
+    rows = take(rows, np.lexsort((-rows.end_ns, rows.start_ns, rows.lane)))
+    return replace(run, ranks={0: replace(timeline, host=rows, names=(*timeline.names, name))})
+
+
+def ahead(path: Sequence[Operation], operation: str | None) -> Recommendation:
+    run = simulate({0: list(path)}).run
+    run = run if operation is None else in_operation(run, operation)
+    together = match_and_align(run)
+    return next(each for each in advise(run, analyze(run, together), together)[0] if each.id == "blocking_calls")
+
+
+@pytest.mark.parametrize(
+    ("operation", "named", "code"),
+    [
+        ("aten::_local_scalar_dense", ", for .item() or the like)", "total += loss.detach()"),
+        ("aten::nonzero", ", for nonzero() or the like)", "torch.where(mask"),
+        ("aten::copy_", "Synchronize)", "pin_memory()"),
+        (None, "Synchronize)", "# no torch.cuda.synchronize()"),
+    ],
+)
+def test_what_a_host_waits_for_decides_what_to_write_instead(operation: str | None, named: str, code: str) -> None:
+    """By replay alone, as in many short waits, and by the time that waits take."""
+    kernel, small = Launch(0, 2_000 * US), [Work(40 * US), Launch(0, 5 * US)] * 20
+    many = [each for at in range(20) for each in (*small[2 * at : 2 * at + 2], Sync())]
+    for path in (repeated(kernel, Sync(), *many), repeated(Launch(0, 1_000 * US), Sync(), Work(300 * US))):
+        found = ahead(path, operation)
+        assert named in found.title
+        assert code in found.apply["torch"]
+        assert ("synchronize()" in found.apply["torch"]) is (operation is None)
+        assert found.published == []
+
+
+def test_what_launches_show_is_not_shown_again_for_waits() -> None:
+    kernel, small = Launch(0, 2_000 * US), [Work(40 * US), Launch(0, 5 * US)] * 20
+    many = [each for at in range(20) for each in (*small[2 * at : 2 * at + 2], Sync())]
+    assert ahead(repeated(kernel, Sync(), *many), None).shown_by is None
+
+
+def test_a_server_is_to_schedule_ahead_of_its_tokens() -> None:
+    path = [Launch(0, 100 * US, name="vllm::rms_norm_kernel"), *repeated(Launch(0, 1_000 * US), Sync(), Work(300 * US))]
+    found = ahead(path, None)
+    assert list(found.apply) == ["serving"]
+    assert "--async-scheduling" in found.apply["serving"]
+    assert "not needed at once" not in " ".join(found.assumed)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_no_gain_is_called_a_bound_while_ranks_are_missing(world_size: int) -> None:
+    program = [
+        each
+        for at in range(STEPS)
+        for each in (Work(400 * US), Launch(0, 100 * US), Launch(1, kind=COMM, name="nccl:all_reduce", call=f"c{at}"))
+    ]
+    sent = {f"c{at}": 20 * US for at in range(STEPS)}
+    run = replace(simulate({0: program, 1: program}, sent).run, world_size=world_size)
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    for every in (by_rules(run, analysis, together), advise(run, analysis, together)[0]):
+        (found,) = (each for each in every if each.id == "launch_bound")
+        assert any("upper bound" in each for each in found.assumed) is (world_size == 2)
+        assert any("lose as much" in each for each in found.assumed) is (world_size == 4)
