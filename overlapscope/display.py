@@ -17,6 +17,8 @@ _SECRET: Final = re.compile(
     r"([?&;][^=&;]*(?:sig|token|key|secret|credential|passw|pwd|auth|policy)[^=&;]*=)[^&;#]+", re.IGNORECASE
 )
 HIDDEN: Final = "***"
+_KERNEL_NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
+"""What names of kernels have in common, and tells none from another."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB")
 
 
@@ -36,6 +38,15 @@ def display_path(path: Path) -> str:
 def display_name(path: Path) -> str:
     """Return the last part of a path as text."""
     return Path(display_path(path)).name
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return a name on one line with at most so many characters; a longer one of a kernel first loses what tells none
+    from another (`void `, `at::native::`, `(anonymous namespace)::`)."""
+    flat = " ".join(text.split())
+    if len(flat) > longest:
+        flat = _KERNEL_NOISE.sub("", flat)
+    return flat if len(flat) <= longest else f"{flat[: longest - 3]}..."
 
 
 def hide_secrets(text: str) -> str:

@@ -11,7 +11,13 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
-from overlapscope.report.text.cross_rank import evidence_text, matched_text, missing_ranks_text, straggler_sentences
+from overlapscope.report.text.cross_rank import (
+    evidence_text,
+    lacks_members,
+    matched_text,
+    missing_ranks_text,
+    straggler_sentences,
+)
 from overlapscope.timeline.run import Run
 from overlapscope_dashboards.parts.quantities import Figure, Time
 
@@ -125,7 +131,7 @@ def matching(analysis: Analysis) -> list[str]:
     reasons = [" ".join(each.split()) for each in analysis.skew.reasons]
     more = len(reasons) - MAX_REASONS
     last = [f"{count(more, 'more reason')}: overlapscope analyze RUN --all"] if more > 0 else []
-    return [*matched_text(analysis.skew), *reasons[:MAX_REASONS], *last]
+    return [*matched_text(analysis.skew, lacks=lacks_members(analysis)), *reasons[:MAX_REASONS], *last]
 
 
 def key_figures(analysis: Analysis) -> list[Figure]:

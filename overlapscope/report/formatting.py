@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from overlapscope.display import percent_text, size_text
+from overlapscope.display import percent_text, shortened, size_text
 
 EXPLAIN: Final = "overlapscope explain"
 """The command that prints the pages of findings and recommendations whose ids follow it."""
@@ -91,9 +91,8 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterable[str]:
 
 
 def short(text: str, longest: int) -> str:
-    """Return a name on one line with at most so many characters."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= longest else flat[: longest - 3] + "..."
+    """Return a name on one line with at most so many characters (`shortened`)."""
+    return shortened(text, longest)
 
 
 def inert(text: str) -> str:

@@ -38,6 +38,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 1 << 20
     elements: int = 1 << 18
     dimension: str | None = None
+    phase: str | None = None
     algorithm: str | None = None
 
 

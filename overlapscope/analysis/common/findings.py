@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from overlapscope.analysis.common.wording import MAX_LISTED, rank_list
 from overlapscope.timeline.run import Source
 
 MILLISECOND_NS = 1_000_000
@@ -68,19 +69,13 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
 
 def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
     """Return findings for gaps in recordings. `spans` holds (device spans, those without a launch) by rank."""
-    findings = []
-    for rank, (total, unlinked) in spans.items():
-        if total and (total - unlinked) / total < FEW_LINKED:
-            findings.append(
-                Finding(
-                    id=f"unlinked_spans:rank{rank}",
-                    severity="info",
-                    title=f"{unlinked} of {total} device spans of rank {rank} have no recorded launch: they count in "
-                    "the window in which they ran, but belong to no step",
-                    evidence={"rank": rank, "spans": total, "unlinked": unlinked},
-                    known_from="trace",
-                )
-            )
+    findings = _unlinked(
+        {
+            rank: (total, unlinked)
+            for rank, (total, unlinked) in spans.items()
+            if total and (total - unlinked) / total < FEW_LINKED
+        }
+    )
     for source in sources:
         if source.truncated or source.repaired or source.dropped:
             what = ", ".join(
@@ -102,6 +97,31 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
                 )
             )
     return findings
+
+
+def _unlinked(spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
+    """Return one finding for all ranks of which many device spans have no launch, as (device spans, those) by rank."""
+    if not spans:
+        return []
+    totals, without = zip(*spans.values(), strict=True)
+    one = next(iter(spans)) if len(spans) == 1 else None
+    where = f"of {rank_list(spans)}" if one is not None else f"on each of {rank_list(spans)}"
+    which = {"ranks": sorted(spans)[:MAX_LISTED]} if one is None else {"rank": one}
+    return [
+        Finding(
+            id="unlinked_spans" if one is None else f"unlinked_spans:rank{one}",
+            severity="info",
+            title=f"{_range(without)} of {_range(totals)} device spans {where} have no recorded launch: they count in "
+            "the window in which they ran, but belong to no step",
+            evidence={**which, "spans": sum(totals), "unlinked": sum(without)},
+            known_from="trace",
+        )
+    ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def format_ms(ns: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from overlapscope.analysis.common.group_progress import DEFAULT, GroupProgress
+from overlapscope.display import shortened
 from overlapscope.timeline.run import Run
 
 MAX_LISTED: Final = 16
@@ -18,9 +19,8 @@ def group_label(run: Run, group: str) -> str:
 
 
 def short(text: str) -> str:
-    """Return a name on one line, at most 60 characters."""
-    plain = " ".join(text.split())
-    return plain if len(plain) <= 60 else f"{plain[:57]}..."
+    """Return a name on one line, at most 60 characters (`shortened`)."""
+    return shortened(text, 60)
 
 
 def id_part(group: str | None) -> str:

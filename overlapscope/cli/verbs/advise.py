@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import advice as advice_text  # noqa: PLC0415
+    from overlapscope.report.text import critical_path  # noqa: PLC0415
     from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         emit(json.render(analysis), args)
     else:
         earlier = predictions_text.earlier(kept)
-        text = advice_text.render(analysis.recommendations, reasons) + (f"\n{earlier}\n" if earlier else "")
+        bound = critical_path.bound_text(analysis)
+        text = advice_text.render(analysis.recommendations, reasons, bound) + (f"\n{earlier}\n" if earlier else "")
         emit(of_given(text, args), args)
     if args.record:
         _record(args, predictions)

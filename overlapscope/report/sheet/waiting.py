@@ -8,12 +8,13 @@ from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import (
-    WAIT_HEAD,
     evidence_text,
     in_flight_text,
+    lacks_members,
     late_end_text,
     matched_text,
     straggler_sentences,
+    wait_head,
     wait_rows,
 )
 
@@ -32,7 +33,7 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
             if skew.in_turn
             else "No straggler: no rank delayed the others more than chance explains."
         )
-    sentences += [*late_end_text(skew), *matched_text(skew)]
+    sentences += [*late_end_text(skew), *matched_text(skew, lacks=lacks_members(analysis))]
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")
@@ -56,13 +57,14 @@ def straggler_table(analysis: Analysis) -> Table:
 
 def wait_table(analysis: Analysis) -> Table:
     """Return the wait time of each rank, the rank with the most blame first."""
-    rows = wait_rows(analysis.skew)
+    lacks = lacks_members(analysis)
+    rows = wait_rows(analysis.skew, lacks=lacks)
     note = "Whole recording."
     if any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks):
         note += " Some group members were not recorded: a rank may have delayed others less, and waited longer."
     if len(rows) > MAX_RANKS:
         note += f" {count(len(rows) - MAX_RANKS, 'more rank')} with less blame: overlapscope analyze --all"
-    return Table(head=WAIT_HEAD, rows=tuple(rows[:MAX_RANKS]), note=note)
+    return Table(head=wait_head(lacks=lacks), rows=tuple(rows[:MAX_RANKS]), note=note)
 
 
 def wait_charts(analysis: Analysis) -> Iterator[Chart]:

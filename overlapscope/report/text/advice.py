@@ -20,9 +20,11 @@ LINKS: Final = {
 """Words for the kinds of links of a chain."""
 
 
-def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
-    """Return the whole text, ending in a newline."""
-    parts = [_one(number, each) for number, each in enumerate(recommendations, 1)] or ["Nothing to recommend."]
+def render(recommendations: Sequence[Recommendation], reasons: Sequence[str], bound: str = "") -> str:
+    """Return the whole text, ending in a newline; `bound` says what there is to gain at most, where nothing is
+    recommended."""
+    nothing = "Nothing to recommend." + (f" {bound}" if bound else "")
+    parts = [_one(number, each) for number, each in enumerate(recommendations, 1)] or [_wrapped(nothing, "")]
     parts += ["\n".join(f"- {each}" for each in reasons)] if reasons else []
     return "\n\n".join(parts) + "\n"
 
@@ -96,8 +98,8 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
     return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, MAX_WIDTH, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, indent: str = "   ") -> str:
+    return textwrap.fill(text, MAX_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def gain(each: Recommendation) -> str:

@@ -19,6 +19,7 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
+from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
     Analysis,
@@ -65,8 +66,8 @@ DISTURBS = 0.01
 """What recording surely took of a recorded step is said from this share of it."""
 MAX_PLACE = 28
 LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
-    ("clocks", "step"): "The ranks' clocks cannot be aligned",
-    ("clocks", "recording"): "The ranks' clocks cannot be aligned",
+    ("clocks", "step"): "The ranks' clocks cannot all be aligned",
+    ("clocks", "recording"): "The ranks' clocks cannot all be aligned",
     ("apart", "step"): "The ranks do not keep step (some had ended a step before others began it)",
     ("apart", "recording"): "The ranks were recorded at different times",
 }
@@ -111,7 +112,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     why = (fill(line, MAX_WIDTH) for line in said)
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
-    parts.append(_causes(analysis))
+    parts.append("\n".join(filter(None, (_causes(analysis), longer_than_like_text(analysis)))))
     of_host = idle_text(analysis)
     if NO_CAUSES["no_host_events"] not in of_host:
         of_host = " ".join(filter(None, (of_host, host_events_text(analysis))))
@@ -228,7 +229,10 @@ def sentence(analysis: Analysis) -> str:
         lines.append(_usual_text(usual))
     if few is not None:
         more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
-        lines.append(f"{few.communicate} of {few.steps} steps communicate; in the mean {more}.")
+        lines.append(
+            f"{few.communicate} of {few.steps} steps communicate and take {ms(few.communicating_ns)} ms, the others "
+            f"{ms(few.quiet_ns)} ms; in the mean {more}."
+        )
     return "\n".join([*lines, *_left_out(analysis), *_lacking(head)])
 
 
@@ -251,9 +255,12 @@ def _usual_text(usual: WithoutOutliers) -> str:
 
 
 def few_text(head: Headline, few: FewSteps) -> str:
-    """Return the first sentence where the median step communicates nothing, and others do: with means."""
+    """Return the first sentence where half of the steps communicate nothing, or more, and others do: with means."""
+    which = f"The median step ({ms(head.step_ns)} ms) communicates nothing"
+    if head.comm_ns:
+        which = f"{few.steps - few.communicate} of {few.steps} steps communicate next to nothing"
     return (
-        f"The median step ({ms(head.step_ns)} ms) communicates nothing; in the mean {ms(few.exposed_comm_ns)} of "
+        f"{which}; in the mean {ms(few.exposed_comm_ns)} of "
         f"{ms(few.step_ns)} ms is exposed communication ({percent(few.exposed_comm_ns / few.step_ns)})."
     )
 
@@ -297,6 +304,8 @@ def _lacking(head: Headline) -> Iterator[str]:
         why = LONGEST_BECAUSE.get((head.longest_because, head.window))
         yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
         return
+    if head.pace_ns is not None:
+        yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms."
     parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
              (head.outside_ns or 0, "as ranks begin and end apart")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
@@ -421,6 +430,13 @@ def _causes(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
+def longer_than_like_text(analysis: Analysis) -> str:
+    """Return what calls take longer than the shortest of their like, in a sentence; empty where that is little or
+    unknown."""
+    said = next((each.title for each in analysis.findings if each.id == LONGER_THAN_LIKE), "")
+    return fill(f"{said[:1].upper()}{said[1:]}.", MAX_WIDTH, break_on_hyphens=False) if said else ""
+
+
 def idle_text(analysis: Analysis) -> str:
     """Return why the headline's ranks were idle, in a line; empty without idle time or in documents of 0.1."""
     head = analysis.headline
@@ -439,7 +455,18 @@ def idle_text(analysis: Analysis) -> str:
         shown.append(("other", rest_ns))
     parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
-    return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{cores}{because and '; '}{because}."
+    return (
+        f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
+    )
+
+
+def _in_pauses(analysis: Analysis) -> str:
+    """Return how much of all idle time is in long pauses of hosts, where these are found to cost time."""
+    idle_ns = sum(info.whole.idle_ns or 0 for info in analysis.ranks)
+    paused_ns = sum(each.evidence["idle_ns"] for each in analysis.findings if each.id == "host_pauses")
+    if not paused_ns or not idle_ns:
+        return ""
+    return f"; {percent(paused_ns / idle_ns)} of all idle time in pauses of hosts of 3 ms or longer"
 
 
 def empty_ranges_text(analysis: Analysis) -> str:
@@ -529,12 +556,16 @@ def finding_kind(finding: str) -> str:
 
 
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
-    shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
+    others = [each for each in analysis.findings if each.id != LONGER_THAN_LIKE]
+    shown = others if all_rows else others[:MAX_FINDINGS]
     lines = [f"{SEVERITY_MARKS[each.severity]} {one_row(each.title)}" for each in shown]
-    if len(shown) < len(analysis.findings):
-        lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
-    if shown:
-        kinds = sorted({finding_kind(each.id) for each in shown})
+    if len(shown) < len(others):
+        lines.append(f"{len(others) - len(shown)} more findings: --all")
+    # What calls take longer than their like stands below the causes.
+    kinds = sorted(
+        {finding_kind(each.id) for each in shown} | {LONGER_THAN_LIKE} & {each.id for each in analysis.findings}
+    )
+    if kinds:
         lines.append(f"What to do: {EXPLAIN} {' '.join(kinds)}")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Render what a moment of a run waited for, link by link, the latest first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -16,6 +16,8 @@ WORTH: Final = (
     "gone saves: how much earlier the recording would have ended without the step, at most; steps are not added up."
 )
 _ON_STREAM: Final = ("lane", "compute", "copy")
+REPEATED: Final = 3
+"""Equal rows that share one. A choice: two are read as fast."""
 PAUSE_NS: Final = 200_000
 """Between two pieces of work, a thread that did nothing for so long is a row of its own."""
 _WORDS: Final = {
@@ -111,14 +113,59 @@ def moments_text(moments: Sequence[Moment], given: str) -> str:
 
 
 def chain_lines(chain: Sequence[Link], gains_ns: Sequence[int | None] = ()) -> list[str]:
-    """Return a table of the links; what ran on one stream without waiting for anything else is one row."""
+    """Return a table of the links; what ran on one stream without waiting for anything else is one row, and so is what
+    is repeated: it begins with the first, and lasts as long as all."""
     found = stretches(chain)
-    times = [[ms(each.start_ns), ms(max(each.end_ns - each.start_ns, 0)), str(each.rank)] for each in found]
-    rows = [["begins at ms", "lasts ms", "rank"], *times]
+    rows, words = [["begins at ms", "lasts ms", "rank"]], ["known     it waited for, the latest first"]
+    folds = folded([(each.rank, each.known, each.words) for each in found])
+    for fold in folds:
+        every = [found[at] for at in fold]
+        lasted = [max(each.end_ns - each.start_ns, 0) for each in every]
+        rows.append([ms(every[-1].start_ns), ms(sum(lasted)), str(every[0].rank)])
+        words.append(f"{every[0].known:9} {times_words(every[0].words, lasted)}")
     if any(each is not None for each in gains_ns):
-        rows = [[*row, gain] for row, gain in zip(rows, ["gone saves ms", *map(ms, gains_ns)], strict=True)]
-    words = ["known     it waited for, the latest first", *(f"{each.known:9} {each.words}" for each in found)]
+        gains = ["gone saves ms", *(_gain_cell([gains_ns[at] for at in fold]) for fold in folds)]
+        rows = [[*row, gain] for row, gain in zip(rows, gains, strict=True)]
     return [f"{line}  {said}" for line, said in zip(aligned(rows, left=0), words, strict=True)]
+
+
+def _gain_cell(gains_ns: Sequence[int | None]) -> str:
+    """Return what a row is worth; of a repeated one the most of any, as steps are not added up."""
+    known = [each for each in gains_ns if each is not None]
+    return ms(max(known, default=None)) if len(gains_ns) == 1 else f"<= {ms(max(known, default=None))}"
+
+
+def times_words(words: str, lasted_ns: Sequence[int]) -> str:
+    """Return the words of a row that stands for several, with how many they are and how long they lasted each."""
+    if len(lasted_ns) == 1:
+        return words
+    least, most = ms(min(lasted_ns)), ms(max(lasted_ns))
+    each = f"{most} ms each" if least == most else f"{least} to {most} ms each"
+    return f"{len(lasted_ns)} x {words}, {each}"
+
+
+def folded(rows: Sequence[Hashable]) -> list[list[int]]:
+    """Return the positions of rows by the line that shows them: a row, or two in turn, that follow each other REPEATED
+    times or more share it."""
+    found: list[list[int]] = []
+    at = 0
+    while at < len(rows):
+        shared = {period: _repeated(rows, at, period) for period in (1, 2)}
+        period, many = max(
+            ((period, many) for period, many in shared.items() if many >= REPEATED * period),
+            key=lambda each: each[1], default=(1, 1),
+        )  # fmt: skip
+        found += [list(range(first, at + many, period)) for first in range(at, at + period)]
+        at += many
+    return found
+
+
+def _repeated(rows: Sequence[Hashable], at: int, period: int) -> int:
+    """Return how many rows from one on are the same as that `period` rows before, with the first ones."""
+    until = at + period
+    while until < len(rows) and rows[until] == rows[until - period]:
+        until += 1
+    return until - at
 
 
 def gain_words(gain_ns: int | None) -> str:

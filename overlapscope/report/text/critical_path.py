@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation
 from overlapscope.analysis.job_step.headline import FewSteps
-from overlapscope.report.formatting import MAX_WIDTH, aligned, ms, short
-from overlapscope.report.text.chain import stretches
+from overlapscope.analysis.result import Analysis
+from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percent, short
+from overlapscope.report.rank_columns import rank_figures
+from overlapscope.report.text.chain import folded, stretches, times_words
 from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -62,7 +64,8 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
 
     typical = " (a typical step)" if len(found.steps) > 1 else ""
     if few is not None and typical and path.parts.get("transfer", 0) + path.parts.get("communication", 0):
-        typical = f" (it communicates, unlike most: {few.communicate} of {few.steps} steps do)"
+        of_steps = "most" if 2 * few.communicate < few.steps else "half"
+        typical = f" (it communicates, unlike {of_steps}: {few.communicate} of {few.steps} steps do)"
     what = "the recording" if path.step is None else f"step {path.step}{typical}"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     if own_ns is not None and not within:
@@ -105,6 +108,28 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     return "\n".join(text)
 
 
+def bound_text(analysis: Analysis) -> str:
+    """Return what most of the critical path is, and what changes of communication can gain at most, in a sentence.
+
+    Empty where either is not known.
+    """
+    found = analysis.critical_path
+    path = next((each for each in found.steps if each.step == found.median_step), None)
+    ranks, head = set(analysis.headline.ranks), analysis.headline
+    exposed = [rank_figures(each)["exposed_comm_ns"] for each in analysis.ranks if each.rank in ranks]
+    most_ns = max((ns for ns in exposed if ns is not None), default=None)
+    if path is None or not path.length_ns or not path.parts or most_ns is None:
+        return ""
+    on_path_ns = sum(path.parts.get(each, 0) for each in ("transfer", "late_end", "communication"))
+    part = max(path.parts, key=path.parts.__getitem__)
+    where = "of the recording" if path.step is None else f"of step {path.step}"
+    share, gain = percent(path.parts[part] / path.length_ns), ms(max(most_ns, on_path_ns))
+    return (
+        f"{_PATH_WORDS[part].capitalize()} is {share} of the critical path {where}: no change of communication gains "
+        f"more than {gain} ms a {head.window}, but for compute that it slows."
+    )
+
+
 def _unbroken(words: str) -> str:
     """Return words between which `fill` breaks no line."""
     return words.replace(" ", NO_BREAK)
@@ -137,11 +162,19 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
              if link.end_ns > loss.start_ns], brief=True
         )
     ]  # fmt: skip
-    worth = sorted((each[0] for each in inside), reverse=True)[:MOST_LINKS]
-    shown = [each for each in inside if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]
+    folds = [[inside[at] for at in fold] for fold in folded([each[1:] for each in inside])]
+    rows = [
+        (sum(each[0] for each in fold), *fold[0][1:3], times_words(fold[0][3], [each[0] for each in fold]))
+        for fold in folds
+    ]
+    worth = sorted((each[0] for each in rows), reverse=True)[:MOST_LINKS]
+    shown = [each for each in rows if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]
     cells = aligned([[ms(ns), "ms", f"rank {rank}"] for ns, rank, _, _ in shown], left=0) if shown else ()
     for line, (_, _, known, words) in zip(cells, shown, strict=True):
         lines.append(f"  {line}  {short(f'{words} ({known})', MAX_WIDTH - len(line) - 4)}")
+    left_ns = sum(each[0] for each in inside) - sum(each[0] for each in shown)
+    if left_ns >= WORTH_NAMING * lost_ns:
+        lines.append(f"  ... {count(len(rows) - len(shown), 'more line')}, {ms(left_ns)} ms: {middle}")
     links = loss.chain.chain
     if loss.chain.is_cut and links and links[-1].start_ns > loss.start_ns:
         before_ns = min(links[-1].start_ns, loss.end_ns) - loss.start_ns

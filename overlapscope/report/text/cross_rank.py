@@ -1,6 +1,7 @@
 """Render the comparison of ranks as text: wait time by rank, stragglers and their causes, unmatched calls, clocks."""
 
 from collections.abc import Collection, Mapping
+from textwrap import fill, shorten
 from typing import Any, Final
 
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
@@ -8,16 +9,18 @@ from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
-from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, percent
+from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent
 
 MAX_ROWS: Final = 4
 MAX_REASONS: Final = 3
-LONGEST_REASON: Final = 200
+LONGEST_REASON: Final = 480
+"""Characters: four lines."""
 CLOCK_SHOWS_NS: Final = 1_000_000
 """A clock offset above this gets a line: the logs of such ranks cannot be compared by their times."""
-WAIT_HEAD: Final = (
-    "wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals",
-)  # fmt: skip
+SHARE_HEAD: Final = "of collective time"
+WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, "delayed others ms", "late arrivals")
+HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
+"""Where members of groups were not recorded; what is waited of all collective time is not known then."""
 LATE_ENDS: Final = 0.1
 """Waiting after the last rank came is said from this share of all."""
 INDIRECT: Final = 1.05
@@ -65,6 +68,8 @@ LARGER_INPUTS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """Of a rank whose operations had larger inputs: where that explains most of it, and where it does not."""
 MAX_DELAYING: Final = 4
+WORTH_DELAY: Final = 0.01
+"""Least share of the longest delay of a rank for that of another one to be named."""
 REPEATED: Final = 1.25
 """From this ratio on of delays to what is left of them where a lead that lasts counts once, that is said."""
 SHARES: Final = frozenset({"in_larger_grids"})
@@ -77,9 +82,10 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis)]
-    parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew), *matched_text(skew)]
+    parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
+    parts += matched_text(skew, lacks=lacks_members(analysis))
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
-    parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
+    parts += [_reason(each, all_rows=all_rows) for each in shown]
     if len(shown) < len(skew.reasons):
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
@@ -99,7 +105,8 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     blame_ns, delayed_ns = sum(each.blame_ns for each in ranks), sum(each.delayed_ns or 0 for each in ranks)
     if all(each.delayed_ns is None for each in ranks) or blame_ns <= REPEATED * delayed_ns:
         return found
-    first, *others = ranks
+    first, *others = sorted(ranks, key=lambda each: -(each.delayed_ns or 0))
+    others = [each for each in others if (each.delayed_ns or 0) >= WORTH_DELAY * (first.delayed_ns or 1)]
     once = f"rank {first.rank} delayed others by {ms(first.delayed_ns or 0)} ms"
     once += "".join(f", rank {each.rank} by {ms(each.delayed_ns or 0)} ms" for each in others)
     return [*found, f"A lead that lasts over several calls counts at each. Counted once, {once}."]
@@ -116,8 +123,9 @@ def late_end_text(skew: Skew) -> list[str]:
     ]
 
 
-def matched_text(skew: Skew) -> list[str]:
-    """Return how many calls were matched across ranks and how many not; empty where there was nothing to match."""
+def matched_text(skew: Skew, *, lacks: bool = False) -> list[str]:
+    """Return how many calls were matched across ranks and how many not; empty where there was nothing to match. `lacks`
+    says that members of their groups were not recorded."""
     if not (skew.ranks or skew.pairs or skew.unmatched):
         return []
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
@@ -126,8 +134,12 @@ def matched_text(skew: Skew) -> list[str]:
     left += [f"{count(skew.not_split, 'call')} with a root that nobody was seen to wait in"] if skew.not_split else []
     if left and skew.ranks:
         alone += f" {'They' if alone else 'The wait times above'} leave out {' and '.join(left)}."
-    matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
-    return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "." + alone]
+    matched = (
+        f"{count(skew.matched, 'collective')}{messages} matched {'among the recorded' if lacks else 'across'} ranks"
+    )
+    unmatched = f", {skew.unmatched} calls unmatched" if skew.unmatched else ""
+    missing = "; other members of their groups are missing" if lacks else ""
+    return [f"{matched}{unmatched}{missing}.{alone}"]
 
 
 def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
@@ -167,29 +179,47 @@ def _on_host(each: Straggler) -> str:
     return f" (host {short(each.host)})" if each.host else ""
 
 
-def _flat(text: str, *, all_rows: bool) -> str:
-    flat = " ".join(text.split())
-    return flat if all_rows or len(flat) <= LONGEST_REASON else flat[: LONGEST_REASON - 3] + "..."
+def _reason(text: str, *, all_rows: bool) -> str:
+    """Return a reason in lines; of a very long one only the begin, but for all rows."""
+    flat = text if all_rows else shorten(text, LONGEST_REASON, placeholder=" ...: --all")
+    return fill(
+        flat, MAX_WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
     skew = analysis.skew
     if not skew.ranks:
         return []
-    cells = wait_rows(skew)
+    lacks = lacks_members(analysis)
+    cells = wait_rows(skew, lacks=lacks)
     shown = cells if all_rows else cells[:MAX_ROWS]
-    rows = [*aligned([WAIT_HEAD, *shown])]
+    rows = [*aligned([wait_head(lacks=lacks), *shown])]
     if len(shown) < len(cells):
         rows.append(f"{len(cells) - len(shown)} more ranks that delayed others less: --all")
     return rows
 
 
-def wait_rows(skew: Skew) -> list[tuple[str, ...]]:
-    """Return a row of cells for each rank, the one with the most blame first; their columns are `WAIT_HEAD`."""
+def lacks_members(analysis: Analysis) -> bool:
+    """Return whether members of groups whose calls were matched were not recorded."""
+    partly = any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks)
+    return partly and bool(analysis.run.missing_ranks)
+
+
+def wait_head(*, lacks: bool) -> tuple[str, ...]:
+    """Return the columns of `wait_rows`."""
+    return tuple(each for each in HEAD_OF_SOME if each != SHARE_HEAD) if lacks else WAIT_HEAD
+
+
+def wait_rows(skew: Skew, *, lacks: bool = False) -> list[tuple[str, ...]]:
+    """Return a row of cells for each rank, the one with the most blame first; their columns are `wait_head`."""
     return [
-        (f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last))
+        (
+            f"rank {each.rank}", ms(each.wait_ns), *([] if lacks else [percent(each.wait_fraction)]), ms(each.blame_ns),
+            str(each.times_last),
+        )
         for each in sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
-    ]
+    ]  # fmt: skip
 
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:

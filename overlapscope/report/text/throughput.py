@@ -9,8 +9,10 @@ from overlapscope.report.formatting import count, ms, percent
 _KNOWN_FROM = {"recorded": "", "log": "by the log", "option": "as stated"}
 
 
-APART: Final = 0.02
-"""Least relative difference between the mean of all steps and their median that is named."""
+APART: Final = 0.1
+APART_HOURS: Final = 1.0
+"""Least relative difference between the mean of all steps and their median that is named, and least GPU-hours a day. A
+choice: what is less changes no decision."""
 
 
 def lines(found: Throughput | None, head: Headline) -> list[str]:
@@ -80,7 +82,7 @@ def _hours(found: Throughput, head: Headline) -> str:
 
 
 def _of_median(found: Throughput, head: Headline) -> str:
-    """Return what the headline's median step gives, where that is another figure than all steps together give."""
+    """Return what the headline's median step gives, where that differs by much from what all steps together give."""
     pairs = [
         (gpu_hours_a_day(ns / head.step_ns, found.devices or 0), hours)
         for ns, hours in (
@@ -88,7 +90,10 @@ def _of_median(found: Throughput, head: Headline) -> str:
         )
         if ns is not None and hours is not None and head.step_ns and head.window == "step"
     ]  # fmt: skip
-    if all(median is None or abs(median - hours) <= APART * max(median, hours) for median, hours in pairs):
+    if not any(
+        median is not None and abs(median - hours) >= max(APART * max(median, hours), APART_HOURS)
+        for median, hours in pairs
+    ):
         return ""
     medians = " and ".join(f"{median:,.1f}" for median, _ in pairs)
     return f", over all {count(found.steps, 'step')}; the median step, which milliseconds are of, gives {medians}"

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import overlapscope
+from overlapscope.analysis.common.findings import recording_gaps
 from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.json_values import elements_of
 from overlapscope.loaded_run import LoadedRun
@@ -124,6 +125,16 @@ def test_spans_without_a_launch_count_in_full_and_are_counted_as_unlinked(folder
     found = [finding for finding in b.analysis().findings if finding.id.startswith("unlinked")]
     assert [finding.evidence for finding in found] == [{"rank": 0, "spans": 15, "unlinked": 15}]
     assert spans(b).launch_ns.isna().all()
+
+
+def test_ranks_with_spans_without_a_launch_share_a_finding() -> None:
+    assert recording_gaps((), {0: (100, 0), 1: (100, 3)}) == []
+    (found,) = recording_gaps((), {0: (3781, 581), 1: (100, 0), 2: (3790, 590), 3: (3779, 579)})
+    assert found.title.startswith(
+        "579 to 590 of 3779 to 3790 device spans on each of ranks 0, 2, 3 have no recorded launch"
+    )
+    assert found.id == "unlinked_spans"
+    assert found.evidence == {"ranks": [0, 2, 3], "spans": 11350, "unlinked": 1750}
 
 
 @pytest.mark.parametrize("correlation", [None, 0])

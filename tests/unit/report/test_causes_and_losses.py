@@ -1,15 +1,19 @@
 """The table of causes has one column of shares; the longest loss and chains name the longest piece inside of them."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.answers import Chain, ExplainedSpan, Link, LongestLoss
+from overlapscope.analysis.cost.throughput import Throughput
+from overlapscope.analysis.graph.answers import Chain, CriticalPath, ExplainedSpan, Link, LongestLoss, StepPath
 from overlapscope.analysis.result import Analysis
+from overlapscope.report.formatting import short
+from overlapscope.report.text import advice, throughput
 from overlapscope.report.text import analysis as shown
-from overlapscope.report.text.chain import link_words, stretches
-from overlapscope.report.text.critical_path import longest_loss_text
+from overlapscope.report.text.chain import chain_lines, folded, link_words, stretches
+from overlapscope.report.text.critical_path import bound_text, longest_loss_text
 from tests.unit.report.test_first_sentences import MS, with_lengths
 
 USUAL_MS: Mapping[str, int] = {"dependency": 3, "queued": 1}
@@ -133,6 +137,91 @@ def test_a_link_counts_with_its_part_of_the_loss() -> None:
         "  80.000  ms  rank 0  compute aten::mm (order)",
     ]
     assert links[1].start_ns == 40 * MS, "the chain itself is as it was"
+
+
+def transfers(*lasted_ms: int, other: str | None = None) -> list[Link]:
+    """Return calls that follow each other up to 200 ms, the latest first; between two of them a gap of a stream."""
+    found, end = [], 200
+    for each in lasted_ms:
+        found.append(work(end - each, end, "all_reduce", kind="transfer"))
+        found += [work(end - each, end - each, other, kind="event")] if other else []
+        end -= each
+    return found
+
+
+@pytest.mark.parametrize("other", [None, "an event"])
+def test_what_is_repeated_shares_a_line_with_how_often_and_how_long(other: str | None) -> None:
+    text = longest_loss_text(loss_of(transfers(20, 22, 18, 40, other=other)))
+    assert text.splitlines()[1:] == [
+        "  100.000  ms  rank 0  4 x transfer of all_reduce, 18.000 to 40.000 ms each (order)"
+    ]
+    lines = chain_lines(transfers(20, 22, 18, 40, other=other), [ms * MS for ms in (1, 2, 9, 3, 1, 1, 1, 1)])
+    assert [line.split()[:4] for line in lines[1:2]] == [["100.000", "100.000", "0", "<="]]
+    assert lines[1].endswith("4 x transfer of all_reduce, 18.000 to 40.000 ms each")
+    assert len(lines) == (3 if other else 2)
+
+
+def test_two_equal_rows_stay_as_they_are() -> None:
+    assert folded("aab") == [[0], [1], [2]]
+    assert folded("abab") == [[0], [1], [2], [3]]
+    assert folded("caaabababab") == [[0], [1, 2, 3], [4, 6, 8, 10], [5, 7, 9]]
+
+
+def test_what_is_left_of_a_loss_is_said_with_its_sum() -> None:
+    cuts = [200, 180, 160, 140, 120, 110, 105, 100]
+    names = [work(begin, end, f"call_{begin}", kind="transfer") for end, begin in pairwise(cuts)]
+    *_, last = longest_loss_text(loss_of(names)).splitlines()
+    assert last == "  ... 2 more lines, 10.000 ms: explain --at 0:150.000"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown_as"),
+    [
+        ("void at::native::add<float>(int)", "void at::native::add<float>(int)"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply<float>(int)", "multi_tensor_apply<float>(int)"),
+        ("avoid at::native::vectorized_elementwise_kernel<4, int>", "avoid vectorized_elementwise_kern..."),
+    ],
+)
+def test_long_names_of_kernels_lose_what_tells_none_from_another(name: str, shown_as: str) -> None:
+    assert short(name, 36) == shown_as
+
+
+def test_where_nothing_is_recommended_the_critical_path_says_what_is_to_gain_at_most() -> None:
+    head = replace(ALIKE.headline, window="step")
+    path = StepPath(
+        step=3, rank=0, length_ns=10 * MS, parts={"compute": 9 * MS, "transfer": MS}, ranks={}, operations=[]
+    )
+    known = replace(
+        ALIKE, headline=head, critical_path=CriticalPath(scope="ranks", median_step=3, steps=[path]),
+        ranks=[
+            replace(info, steps=[replace(step, exposed_comm_ns=(2 + info.rank) * MS) for step in info.steps])
+            for info in ALIKE.ranks
+        ],
+    )  # fmt: skip
+    bound = bound_text(known)
+    assert bound == (
+        "Compute is 90.0 % of the critical path of step 3: no change of communication gains more than 3.000 ms a step, "
+        "but for compute that it slows."
+    )
+    assert " ".join(advice.render([], [], bound).split()) == f"Nothing to recommend. {bound}"
+    assert bound_text(replace(known, critical_path=CriticalPath(reason="clocks"))) == ""
+    assert advice.render([], []) == "Nothing to recommend.\n"
+
+
+@pytest.mark.parametrize(("exposed_hours", "said"), [(24.0, False), (26.0, False), (27.0, True), (2.3, True)])
+def test_hours_of_the_median_step_are_said_where_they_differ_by_a_tenth_and_an_hour(
+    exposed_hours: float, said: bool
+) -> None:
+    head = replace(ALIKE.headline, window="step", step_ns=10 * MS, exposed_comm_ns=5 * MS, idle_ns=None)
+    found = Throughput(
+        steps=4, ranks=2, devices=2, on_device=True, device=None, time_ns=10 * MS, time_from="recorded",
+        exposed_gpu_hours_a_day=exposed_hours,
+    )  # fmt: skip
+    (day,) = throughput.lines(found, head)
+    assert ("the median step" in day) is said
+    small = replace(head, exposed_comm_ns=MS // 100)
+    (day,) = throughput.lines(replace(found, exposed_gpu_hours_a_day=0.07), small)
+    assert "the median step" not in day, "0.05 and 0.07 hours are apart by less than an hour"
 
 
 # --- what has no name -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import overlapscope
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause
+from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause, few_communicate, quiet_steps
 from overlapscope.analysis.result import Analysis, CaptureCost
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
@@ -159,11 +159,41 @@ def test_where_the_median_step_communicates_nothing_the_first_sentence_says_so_a
     assert sentence(analysis).splitlines()[:3] == [
         said,
         "Medians of 6 steps, means over 2 ranks.",
-        "2 of 8 steps communicate; in the mean 1.000 ms more is overlapped with compute.",
+        "2 of 8 steps communicate and take 500.000 ms, the others 100.000 ms; in the mean 1.000 ms more is overlapped "
+        "with compute.",
     ]
     assert lead(analysis).words == (said,)
-    always = replace(few, comm_ns=1, exposed_comm_ns=1_000_000)
+    always = replace(few, comm_ns=1, exposed_comm_ns=1_000_000, job_steps=[others] * 8)
     assert sentence(replace(analysis, headline=always)).startswith("1.000 ms of a 100.000 ms step is exposed")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "loud", "few"),
+    [
+        pytest.param([0], [160], True, id="one of two, as with local SGD"),
+        pytest.param([0.1, 0.1], [160, 162], True, id="of two kinds, all with a loss summed over ranks"),
+        pytest.param([1, 1], [160], False, id="an outlier that waits"),
+        pytest.param([0], [160, 160], False, id="most communicate"),
+        pytest.param([20, 20], [160, 160], False, id="steps that all communicate"),
+    ],
+)
+def test_where_half_of_the_steps_communicate_the_lengths_of_both_kinds_are_stated(
+    quiet: list[float], loud: list[float], *, few: bool
+) -> None:
+    head, of = recorded().headline, recorded().headline.job_steps[0]
+    steps = [
+        replace(of, step=at, step_ns=round(200e6 + 1e6 * ms), exposed_comm_ns=round(1e6 * ms), overlapped_ns=0)
+        for at, ms in enumerate([*quiet, *loud])
+    ]
+    medians = replace(head, exposed_comm_ns=80_000_000, overlapped_ns=0, comm_ns=80_000_000, job_steps=steps)
+    found = few_communicate(medians)
+    assert (found is not None) == few
+    assert quiet_steps(medians) == (set(range(len(quiet))) if few else set())
+    if found is not None:
+        said = sentence(replace(recorded(), headline=medians)).splitlines()
+        assert said[0].startswith(f"{len(quiet)} of {len(steps)} steps communicate next to nothing; in the mean ")
+        assert f"{len(loud)} of {len(steps)} steps communicate and take 36" in said[2]
+        assert f"the others {found.quiet_ns / 1e6:.3f} ms" in said[2]
 
 
 def test_a_path_that_communicates_where_most_steps_do_not_is_no_typical_one() -> None:

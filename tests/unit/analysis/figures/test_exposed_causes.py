@@ -409,7 +409,7 @@ def test_ranks_meet_in_calls_that_they_wait_for_not_in_those_beside_backward(has
 
 
 def test_a_device_that_still_computes_at_the_end_of_a_call_has_not_met_those_that_were_done() -> None:
-    """Rank 1 loads data for 30 us, and both compute for 50; at the end of the first call rank 1 is in the middle of it."""
+    """Rank 1 loads data for 30 us, and both compute for 50; the first call ends when rank 1 has done half of it."""
     first = rank_of(0, in_us([(25, 60, 25), (60, 90, 60)]), in_us([(0, 50, "gemm")]), has_device=True)
     late = rank_of(1, in_us([(55, 60, 55), (80, 90, 80)]), in_us([(30, 80, "gemm")]), has_device=True)
     _, found = explained(first, late)
