@@ -52,6 +52,7 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "more_work": {"torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?'},
     "longer_compute": {
+        "nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # on its host: a slower clock, another process?",
         "linux": "pidstat -u -w -p PID 1  # does it lose its core?",
         "torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?',
     },

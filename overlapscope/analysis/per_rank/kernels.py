@@ -12,13 +12,17 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2
 """A kernel has a usual time where at least this many ranks run it."""
+MANY_LAUNCHES: Final = 10
+MORE_GRIDS: Final = 1.2
+"""A kernel that is launched so often and has this many times as many grids as launches in a step has others in each
+step, even where layers are alike: its grids are no measure of its work."""
 LARGER: Final = 1.02
 """A kernel is larger than those of its name on other ranks above this factor of their grid."""
 
@@ -37,6 +41,9 @@ class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the compute time in kernels with larger grids than those of their name on other ranks."""
     usual_ns: float
     """Time that its kernels would take at the usual speed."""
+    sized: float = 1.0
+    """Share of the compute time in kernels whose grids may measure their work: not those that have others in each
+    step."""
 
 
 class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +56,8 @@ class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
     alike: bool = True
     """Whether one of the same name and grid does the same work on every rank; not so where compute is a union of host
     operations, as in CPU runs."""
+    steps: int = 1
+    """That were recorded; 1 without marks."""
 
 
 def compared(tables: Mapping[int, KernelTotals]) -> dict[int, RankCompute]:
@@ -140,6 +149,7 @@ def sum_kernels(timeline: RankTimeline) -> KernelTotals:
         count=count[first],
         total_ns=total[first],
         alike=timeline.has_device,
+        steps=max(size(timeline.steps), 1),
     )
 
 
@@ -154,11 +164,18 @@ def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
     expected = usual.expected_ns(table, name)
     known = np.isfinite(expected) & (expected > 0)
     sizes = usual.sizes[name]
+    sized = _sized(table, name)
     larger = table.blocks > LARGER * np.where(np.isnan(sizes), np.inf, sizes)
     share = float(taken[larger].sum() / compute) if compute else 0.0
     if not known.any():
         return RankCompute(
-            compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute
+            compute_ns=round(compute),
+            slowness=1.0,
+            evenness=0.0,
+            compared=0.0,
+            larger=share,
+            usual_ns=compute,
+            sized=sized,
         )
     ratios, weights = taken[known] / expected[known], expected[known]
     order = np.argsort(ratios)
@@ -171,4 +188,15 @@ def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
         compared=float(taken[known].sum() / compute) if compute else 0.0,
         larger=share,
         usual_ns=float(weights.sum() + taken[~known].sum() / slowness),
+        sized=sized,
     )
+
+
+def _sized(table: KernelTotals, name: Codes) -> float:
+    """Return the share of a rank's compute time in kernels whose grids may measure their work."""
+    launches, grids, taken = (
+        np.bincount(name, weights=values)
+        for values in (table.count, (table.blocks != NONE).astype(np.int64), table.total_ns)
+    )
+    varies = (launches >= MANY_LAUNCHES) & (grids > MORE_GRIDS * launches / table.steps)
+    return 1 - float(taken[varies].sum() / taken.sum()) if taken.sum() else 1.0

@@ -40,6 +40,8 @@ MORE: Final = 1.05
 """A rank computes longer than its peers from this factor of their median."""
 EVEN: Final = 0.85
 """A slow device slows down at least this share of its kernels; with less, the work may differ instead."""
+SIZED: Final = 0.5
+"""Least share of the compute time in kernels whose grids may measure work, for more work to be told from slower one."""
 SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
@@ -265,13 +267,19 @@ def _by_compute(
         return "unknown", evidence  # it computed in these intervals, but in total not longer than its peers
     if not device and not mine.compared:
         return "longer_compute", {"compute_ns": mine.compute_ns, "peers_compute_ns": usual_compute}
+    if min(mine.sized, *(each.sized for each in peers)) < SIZED:
+        return "longer_compute", evidence
+    return _more_or_slower(mine, peers, usual_work), evidence
+
+
+def _more_or_slower(mine: RankCompute, peers: Sequence[RankCompute], usual_work: float) -> str:
     slower, more = mine.compute_ns - mine.usual_ns, mine.usual_ns - usual_work
     if more >= slower:
-        return "more_work", evidence
+        return "more_work"
     if mine.evenness >= EVEN:
-        return "slower_compute", evidence
+        return "slower_compute"
     larger = mine.larger - float(np.median([each.larger for each in peers]))
-    return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
+    return "more_work" if larger >= SOME_LARGER else "unknown"
 
 
 def _launched_late(late: Sequence[LateArrivals]) -> int:

@@ -111,6 +111,27 @@ def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: 
 
 
 @pytest.mark.parametrize(
+    ("grids", "held_by"),
+    [
+        pytest.param(lambda length, at: length // 10_000, "longer_compute", id="another one at each launch"),
+        pytest.param(lambda length, at: 100 + at % KERNELS, "slower_compute", id="those of layers, in each step"),
+        pytest.param(lambda length, at: 160 if length > 5 * MS else 100, "more_work", id="larger ones"),
+    ],
+)
+def test_grids_that_are_others_in_each_step_do_not_tell_more_work_from_slower_compute(
+    grids: Callable[[int, int], int], held_by: str
+) -> None:
+    run = job(fault="slower_compute")
+    ranks = {}
+    for rank, each in run.ranks.items():
+        computes, lengths = each.spans.kind == COMPUTE, each.spans.end_ns - each.spans.start_ns
+        blocks = np.full_like(each.spans.blocks, NONE)
+        blocks[computes] = [grids(length, at) for at, length in enumerate(lengths[computes].tolist())]
+        ranks[rank] = replace(each, spans=replace(each.spans, blocks=blocks))
+    assert [(each.rank, each.held_by) for each in accused(replace(run, ranks=ranks))] == [(CULPRIT, held_by)]
+
+
+@pytest.mark.parametrize(
     ("pause_ms", "named"),
     [
         pytest.param((45, 2, 2, 2, 2, 2, 0, 0), [], id="one long pause and some short ones"),
