@@ -40,7 +40,10 @@ from overlapscope.timeline.run import RankTimeline
 UNKNOWN_WITHIN: Final = 0.02
 HIDDEN_WAITS_WITHIN: Final = 0.25
 DRAINED_WITHIN_NS: Final = 100_000
-"""A host stretch that ends this soon after a stream drained in it may have been a wait for it."""
+"""A host stretch that ends this soon after a stream drained in it may have been a wait for it ..."""
+DRAINED_SHARE: Final = 0.02
+"""... or within this share of its length: the first call to the device may come later, as after a future of another
+library. Streams that drain by chance seldom do so just at the end of a long stretch."""
 ALIKE_STEPS: Final = 3
 LEAST_SWAPS: Final = 6
 MOST_SWAPS: Final = 30
@@ -168,7 +171,8 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
         on_lane = np.flatnonzero(part.span_lane == lane)
         begun = np.searchsorted(start[on_lane], begin, side="left")
         until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end[on_lane]))[begun]
-        found |= (until > since) & (until <= begin) & (until >= begin - DRAINED_WITHIN_NS)
+        soon = np.maximum(DRAINED_WITHIN_NS, (DRAINED_SHARE * (begin - since)).astype(np.int64))
+        found |= (until > since) & (until <= begin) & (until >= begin - soon)
     return found
 
 

@@ -326,6 +326,26 @@ def test_too_few_reads_to_show_that_a_host_waits_leave_its_pauses_doubtful(waits
     assert hidden_ns / long_ns == share
 
 
+@pytest.mark.parametrize(
+    ("lasts_us", "after_us", "hidden"),
+    [
+        pytest.param(500, 90, True, id="soon after a stream drained"),
+        pytest.param(500, 120, False, id="later"),
+        pytest.param(50_000, 900, True, id="soon for so long a stretch"),
+        pytest.param(50_000, 1_100, False, id="later for it"),
+    ],
+)
+def test_a_stretch_that_ends_soon_after_a_stream_drained_may_be_a_wait(
+    lasts_us: int, after_us: int, *, hidden: bool
+) -> None:
+    program = [Launch(0, lasts_us * US), Work((lasts_us + after_us) * US), Launch(0, US), Sync()]
+    graph = rank_graph(simulate({0: program}).rank)
+    hosts = np.flatnonzero((graph.edges.kind == HOST_STRETCH) & (graph.edges.lag_ns > 200 * US))
+    hidden_ns, long_ns = hidden_waits_ns(graph, hosts)
+    assert hosts.size == 1
+    assert hidden_ns == (long_ns if hidden else 0)
+
+
 def test_two_polls_cannot_be_told_from_chance() -> None:
     assert not edges(rank_graph(simulate({0: polling(2, 0)}).rank), POLL)
 
