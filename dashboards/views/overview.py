@@ -160,9 +160,8 @@ def happened(analysis: Analysis) -> tuple[Sentence, ...]:
     head = analysis.headline
     found = [*_waiting(analysis), *_by_rank(analysis)]
     if head.window is not None:
-        found += [
-            Sentence(words=(line,)) for line in sentence(analysis).splitlines()[2 if headline_basis(head) else 1 :]
-        ]
+        further = sentence(analysis).splitlines()[2 if headline_basis(head) else 1 :]
+        found += [Sentence(words=(line,), proofs=lead(analysis).proofs) for line in further]
     # Its last line says what exposed and idle time cost.
     rates = [Sentence(words=(line,)) for line in throughput.lines(analysis.throughput, head)]
     if rates and head.exposed_comm_ns:
