@@ -7,7 +7,7 @@ from typing import Any, Final
 from dash import html
 from dash.development.base_component import Component
 
-from overlapscope.analysis.checks.possible_bandwidth import curves_of, link_speed
+from overlapscope.analysis.checks.links.possible_bandwidth import curves_of, link_speed
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.operation_times import OpTime, op_times
 from overlapscope.report.palette import SEQUENCE

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.checks.possible_bandwidth import BandwidthCurve as Benchmark
+from overlapscope.analysis.checks.links.possible_bandwidth import BandwidthCurve as Benchmark
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.operation_times import OpTime

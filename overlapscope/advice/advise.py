@@ -12,6 +12,7 @@ from overlapscope.advice.calls.embedding_tail import embedding_tail
 from overlapscope.advice.calls.flatten_gradients import flatten_gradients
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
 from overlapscope.advice.calls.repeated_reductions import repeated_reductions
+from overlapscope.advice.calls.sixteen_bit_exchange import sixteen_bit_exchange
 from overlapscope.advice.calls.sixteen_bit_gradients import sixteen_bit_gradients
 from overlapscope.advice.calls.small_collectives import small_collectives
 from overlapscope.advice.communication_copies import communication_copies
@@ -26,8 +27,10 @@ from overlapscope.advice.losses.host_pauses import host_pauses
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss, longer_beside_launches_ns
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.pausing_host import pausing_host
+from overlapscope.advice.losses.sharded_optimizer import sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
+from overlapscope.advice.losses.unfused_elementwise import compute_words, unfused_elementwise
 from overlapscope.advice.losses.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
@@ -37,7 +40,7 @@ from overlapscope.advice.published_effects import with_published
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
-from overlapscope.advice.slower_in_turn import slower_in_turn
+from overlapscope.advice.slower_in_turn import slower_in_turn, uneven_steps
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES
@@ -66,6 +69,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     copies_on_compute_stream,
     host_copies,
     unfused_optimizer,
+    unfused_elementwise,
     blocking_reductions,
     standing_still,
     pausing_host,
@@ -78,12 +82,14 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     *OF_ONE_RANK,
     computing_calls,
+    uneven_steps,
     embedding_tail,
     small_collectives,
     busy_lane,
     interference,
     communication_copies,
     sixteen_bit_gradients,
+    sixteen_bit_exchange,
     max_connections,
     use_infiniband,
     use_gpu_direct,
@@ -92,6 +98,7 @@ RULES: Final[tuple[Rule, ...]] = (
     tensor_parallel,
     expert_parallel,
     split_all_reduce,
+    sharded_optimizer,
     overlap_without_effect,
     little_compute,
 )
@@ -111,6 +118,7 @@ all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32,
 0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
 OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
     "algorithm_trial", "use_infiniband", "use_gpu_direct", "max_connections", "fewer_channels", "communication_copies",
+    "sharded_optimizer", "sixteen_bit_exchange",
 }  # fmt: skip
 """Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
 OF_LAUNCHES: Final = frozenset({"launch_bound", "flatten_gradients"})
@@ -156,6 +164,8 @@ def _by_rules(
             found.pop(other, None)
     if given.run_has_device and any(map(comes_first, found.values())):
         found.pop("data_loading", None)  # hosts without a core pause while they fetch a batch, too
+    if late:
+        found.pop("uneven_steps", None)  # it says so, or that launches are why
     if "late_rank" in found and not OF_COMMUNICATION & found.keys():
         found["late_rank"] = with_no_setting(found["late_rank"])
     every = list(found.values())
@@ -233,6 +243,7 @@ def advise(
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs), _not_looked_for(analysis)
+    of_hosts += _what_compute_is(analysis, alone)
     if come_first:
         return found, of_hosts
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
@@ -275,6 +286,14 @@ def _not_looked_for(analysis: Analysis) -> list[str]:
         return []
     what = f"whether {rank_list(damaged)} lost time on the host (launches, synchronisations, allocations)"
     return [f"{what}, and whether a rank is late because of its host, is not known: {NO_CAUSES[DAMAGED]}"]
+
+
+def _what_compute_is(analysis: Analysis, alone: Mapping[int, RankSummary]) -> list[str]:
+    """Return which kernels take the time of a job on devices that loses little; empty for others."""
+    if not analysis.run.has_device:
+        return []
+    words = compute_words(analysis.headline, [own.kernels for own in alone.values()])
+    return [words] if words else []
 
 
 def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:

@@ -9,18 +9,8 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.parallelism import DDP_NAMES, parallelism_of
+from overlapscope.whatif.parallelism import FRAMEWORK_NAMES, MEGATRON_GROUP, SERVES, parallelism_of
 
-NAMES: Final = {
-    "ddp": DDP_NAMES,
-    "fsdp2": re.compile(r"FSDP::"),
-    "deepspeed": re.compile(r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"),
-    "megatron": re.compile(r"(?:^|/)megatron/(?:core|training)/"),
-    "horovod": re.compile(r"^(?:horovod|Horovod[A-Z])"),
-}
-"""Names of ranges and operations by which a framework is seen, by its key in `Recommendation.apply`."""
-MEGATRON_GROUP: Final = re.compile(r"(?:MODEL|CONTEXT|TENSOR|DATA)_PARALLEL(?:_GROUP|_RANK)?")
-"""Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
 ONLY_SEEN: Final = {"fsdp2", "megatron"}
 """Frameworks that are advised only where they are seen; others leave fewer names."""
 OPTIMIZER: Final = re.compile(r"^Optimizer\.(?:step|zero_grad)#(?P<name>\w+)\.")
@@ -31,9 +21,6 @@ FUSED: Final = re.compile(r"Fused(?:Adam|Sgd|Adagrad)|_fused_(?:adam|sgd|adagrad
 MANY_AT_ONCE: Final = re.compile(r"^aten::_foreach_(?:add|addcdiv|addcmul|lerp)_")
 """Operations of torch's optimizers that take many parameters in one launch; clipping by norm makes other ones."""
 TRAINS: Final = re.compile(r"Backward\d*$|^autograd::|^Optimizer\.|AccumulateGrad")
-SERVES: Final = re.compile(
-    r"^(?:void )?(?:vllm|sglang|sgl_kernel|tensorrt_llm|flashinfer|lmdeploy)(?:::|\.)|^execute_context"
-)
 
 
 class JobKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +41,7 @@ class JobKind(msgspec.Struct, frozen=True, kw_only=True):
 def job_kind(run: Run) -> JobKind:
     """Return what the names, groups and calls of a run show of its job."""
     names = {name for each in run.ranks.values() for name in each.names}
-    found = {key for key, pattern in NAMES.items() if any(pattern.search(name) for name in names)}
+    found = {key for key, pattern in FRAMEWORK_NAMES.items() if any(pattern.search(name) for name in names)}
     found |= {"ddp"} if any(each.recorded.get("ddp") for each in run.ranks.values()) else set()
     if any(MEGATRON_GROUP.search(f"{group.name} {group.description or ''}") for group in run.groups):
         found.add("megatron")
@@ -63,7 +50,7 @@ def job_kind(run: Run) -> JobKind:
     trains = like in ("ddp", "fsdp") or any(TRAINS.search(name) for name in names)
     optimizers = {match["name"] for name in names if (match := OPTIMIZER.match(name)) is not None}
     return JobKind(
-        frameworks=tuple(key for key in NAMES if key in found),
+        frameworks=tuple(key for key in FRAMEWORK_NAMES if key in found),
         serves=not trains and any(SERVES.match(name) for name in names),
         optimizer=optimizers.pop() if len(optimizers) == 1 else None,
         is_fused=any(FUSED.search(name) or MANY_AT_ONCE.search(name) for name in names),
@@ -80,6 +67,6 @@ def fitted(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation
 
 def _fitted(apply: Mapping[str, str], job: JobKind) -> dict[str, str]:
     used = [key for key in job.frameworks if key in apply]
-    out = set(NAMES) if job.serves else ONLY_SEEN
+    out = set(FRAMEWORK_NAMES) if job.serves else ONLY_SEEN
     kept = [*used, *(key for key in apply if key not in used and key not in out)]
     return {key: apply[key] for key in kept} if kept else dict(apply)

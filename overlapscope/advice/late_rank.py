@@ -6,13 +6,12 @@ from typing import Final, Literal
 import msgspec
 
 from overlapscope.advice.rule_input import ms
-from overlapscope.advice.slower_in_turn import SlowerInTurn
+from overlapscope.advice.slower_in_turn import NO_LONGER, SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
-from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
-from overlapscope.analysis.stragglers.stragglers import WEIGHS, WEIGHS_ON_HOST, Straggler
+from overlapscope.analysis.stragglers.stragglers import REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
 
 DOMINATES: Final = 0.5
@@ -26,8 +25,6 @@ LONGEST_NAME: Final = 48
 """Characters of a name in a title."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
-MOST_STEPS: Final = 8
-"""In whose order ranks that are slower in turn are named."""
 PROCESSES: Final = "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores"
 NO_SETTING: Final = "no setting of communication shortens"
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
@@ -124,21 +121,23 @@ def late_rank(
     if found.left_out is None:
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
+    replayed, per = _removal(straggler, window_of)
+    low_ns, high_ns = (None, None) if replayed is None else replayed[1:]
     in_turn = slower() if straggler is None and window_of == "step" else None
     return Recommendation(
         id="late_rank",
         title=_title(straggler, rank, found, analysis, in_turn),
         verdict="look",
-        predicted_gain_ns=None,
-        gain_low_ns=straggler.removal_low_ns if straggler else None if in_turn is None else 0,
-        gain_high_ns=straggler.removal_high_ns if straggler else None if in_turn is None else round(in_turn.at_most_ns),
+        predicted_gain_ns=None if replayed is None else replayed[0],
+        gain_low_ns=low_ns if in_turn is None else 0,
+        gain_high_ns=high_ns if in_turn is None else round(in_turn.at_most_ns),
         confidence="mixed" if worth or in_turn else "measured",
         memory_bytes=None,
         changes_numerics=False,
         apply=_look(straggler, rank, found, analysis, in_turn),
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
-        per="recording" if worth else window_of,
-        loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
+        per=per,
+        loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if per == "recording" else 1),
         evidence={
             "rank": rank,
             "waited_ns": found.wait_ns,
@@ -151,10 +150,25 @@ def late_rank(
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
         assumed=["that a straggler's own work may take what its peers' takes: a replay, with each of several peers"]
         if worth
-        else ["that no rank need compute longer than its peers: the gain is an upper bound"]
+        else [NO_LONGER]
         if in_turn
         else [],
     )
+
+
+def _removal(
+    straggler: Straggler | None, window: Literal["step", "recording"]
+) -> tuple[tuple[int, int, int] | None, Literal["step", "recording"]]:
+    """Return what removing a straggler's excess gains, with its range over peers, in ns, and per what: a step where
+    steps are known; None where no replay says it."""
+    if straggler is None or straggler.removal_ns is None:
+        return None, window
+    of_step = straggler.evidence.get(REMOVAL_STEP)
+    if window == "step" and of_step:
+        middle, low, high = of_step
+        return (middle, low, high), "step"
+    low, high = straggler.removal_low_ns or 0, straggler.removal_high_ns or 0
+    return (straggler.removal_ns, low, high), "recording"
 
 
 def with_no_setting(each: Recommendation) -> Recommendation:
@@ -229,18 +243,14 @@ def _title(
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    when = straggler.late_in if len(ranks) == 1 else ""
+    when = (straggler.since or straggler.late_in) if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}"
 
 
 def _slower_words(found: SlowerInTurn) -> str:
     """Return for whom ranks waited: for one that computed longer than its peers in its step, now this one, now that."""
     what = "does the same work slower" if found.same_work else "computes longer than its peers then"
-    steps, ranks = ([str(each) for each in those] for those in (found.rank_of, found.rank_of.values()))
-    where = f"ranks {', '.join(ranks)} in steps {', '.join(steps)}"
-    if len(steps) > MOST_STEPS:
-        where = f"{rank_list({*found.rank_of.values()})}, in {len(steps)} of {found.steps} steps"
-    return f"for several ranks in turn, each of which {what} ({where})"
+    return f"for several ranks in turn, each of which {what} ({found.where})"
 
 
 def _once(analysis: Analysis) -> dict[int, int]:

@@ -12,9 +12,16 @@ EXPERTS: Final = frozenset({"dispatch", "combine"})
 """Operations of the libraries of expert parallelism."""
 FAR_LARGER: Final = 4
 """Calls that have so many times the bytes are the larger ones of a layer. A choice: its tensors differ by less."""
+FEWER_SMS: Final = {"deepep": "Buffer.set_num_sms(24)  # multiprocessors that dispatch and combine take from compute"}
+OTHER_DISPATCHER: Final = {
+    "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch\n"
+    "--moe-token-dispatcher-type flex --moe-enable-deepep  # DeepEP's kernels instead of all_to_all"
+}
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 IMBALANCE: Final = "expert_imbalance"
-ASSUMED: Final = "that all of it can be overlapped: the gain is an upper bound"
+ASSUMED: Final = (
+    "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
+)
 
 
 def tensor_parallel(given: RuleInput) -> Recommendation | None:
@@ -23,8 +30,8 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     if not given.run_has_device:
         return None
     rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
-    exposed, ops = given.exposed_ns(rows), {row.op for row in rows}
-    if not given.is_worth(exposed) or _are_besides(rows, given):
+    exposed, ops = given.united_ns(rows), {row.op for row in rows}
+    if not given.is_worth(given.besides_ns(exposed)) or _are_besides(rows, given):
         return None
     whole = not ops & GATHERS
     return recommended(
@@ -32,7 +39,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         id="tensor_parallel",
         title=f"Overlap the calls of tensor parallelism: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are "
         f"exposed ({', '.join(sorted(ops))}){', each of a whole activation' if whole else ''}",
-        at_most_ns=exposed,
+        at_most_ns=given.besides_ns(exposed),
         apply=_serving() if given.job.serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
         measured=["communication of these groups beside which nothing is computed"],
@@ -75,8 +82,8 @@ def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 def expert_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the exchange of tokens between experts is exposed for long enough."""
     rows = exchanges_of_experts(given.analysis.collectives)
-    exposed = given.exposed_ns(rows)
-    if not given.is_worth(exposed):
+    exposed = given.united_ns(rows)
+    if not given.is_worth(given.besides_ns(exposed)):
         return None
     uneven = next((each for each in given.analysis.findings if each.id.startswith(IMBALANCE)), None)
     why = ", and tokens are spread unevenly over experts" if uneven else ""
@@ -85,13 +92,13 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         id="expert_parallel",
         title=f"Overlap the exchange between experts: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed "
         f"({', '.join(sorted({row.op for row in rows}))}){why}",
-        at_most_ns=exposed,
+        at_most_ns=given.besides_ns(exposed),
         apply={"serving": "vllm serve ... --enable-eplb  # experts moved and copied by load"}
         if given.job.serves
         else {
             "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch",
-            "deepep": "Buffer.set_num_sms(24)  # multiprocessors that dispatch and combine take from compute",
-        },
+        }
+        | (FEWER_SMS if any(row.op in EXPERTS for row in rows) else OTHER_DISPATCHER),
         evidence={"exposed_ns": round(exposed), "uneven": uneven is not None},
         measured=["communication of these groups beside which nothing is computed"],
         assumed=[ASSUMED],

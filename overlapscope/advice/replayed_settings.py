@@ -13,13 +13,15 @@ from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.graph.job_replay import job_replay
 from overlapscope.analysis.result import Recommendation
-from overlapscope.errors import InputError
+from overlapscope.errors import HostEventsError, InputError
+from overlapscope.timeline.columns import size
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.parallelism import noted_no_ddp, parallelism_of
+from overlapscope.whatif.parallelism import noted_no_ddp, other_framework, parallelism_of
 from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
 from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
 from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_graph_run
@@ -84,7 +86,7 @@ def by_replay(
     # The predicted gain of views replaces the upper bound from the time of the copies.
     if adds_views(result) or any(each.id == "bucket_view" for each in of_buckets):
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
-    return [*of_buckets, *_without_bits(found)], list(result.reasons)
+    return [*of_buckets, *(_without_bits(found) if of_buckets else found)], list(result.reasons)
 
 
 def _by_fsdp_replay(
@@ -92,7 +94,9 @@ def _by_fsdp_replay(
 ) -> tuple[list[Recommendation], list[str]]:
     """Add the recommendations of a replay of FSDP2; `not_ddp` says why the recording is not DDP."""
     if parallelism_of(run) != "fsdp":
-        return found, [f"no setting was replayed: {not_ddp}"]
+        links = _whatif_replays(run, cross_rank, graphs)
+        which = "no DDP setting" if links and other_framework(run) is None else "no setting"
+        return found, [f"{which} was replayed: {not_ddp}{links}"]
     try:
         result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
@@ -101,6 +105,19 @@ def _by_fsdp_replay(
     if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
         advised = [for_fsdp1(each) for each in advised]
     return [*advised, *_without_bits(found)], fsdp_reasons(result.reasons)
+
+
+def _whatif_replays(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs) -> str:
+    """Return the end of a sentence that says what `overlapscope whatif` replays of a run whose buckets it does not."""
+    if not any(size(each.collectives) for each in run.ranks.values()):
+        return ""
+    try:
+        found = job_replay(run, cross_rank, graphs)
+    except HostEventsError:
+        return ""
+    if isinstance(found, str):
+        return ""
+    return "; `overlapscope whatif RUN` replays faster links, and steps without long pauses of hosts"
 
 
 def _without_bits(found: Sequence[Recommendation]) -> list[Recommendation]:

@@ -1,6 +1,6 @@
 """The input of the rules: a run, its analysis, and its headline."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, Self
 
 import msgspec
@@ -15,7 +15,9 @@ from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
-from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
@@ -49,6 +51,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """All idle time in these windows, of the ranks whose host losses are known."""
     figures: Headline
     """The main figures of a step: those that `analyze` shows."""
+    cross_rank: CrossRank
+    """What is known across ranks."""
 
     @classmethod
     def of(
@@ -69,6 +73,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
             idle_ns=sum(_idle_ns(own, of_steps=of_steps) for own in alone.values() if own.no_causes_reason != DAMAGED),
             figures=analysis.headline,
+            cross_rank=cross_rank,
         )
 
     @property
@@ -106,6 +111,33 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         members = {group.name: sum(rank in ranks for rank in group.ranks or ()) for group in self.run.groups}
         sums = sum((row.exposed_ns or 0) * (members.get(row.group or "") or len(ranks)) for row in rows)
         return sums / len(ranks) / max(self.steps, 1) if ranks else 0.0
+
+    def united_ns(self, rows: Iterable[CollectiveRow]) -> float:
+        """Return the time in which a call of these rows runs and nothing is computed, ns a step, mean over ranks at
+        hand.
+
+        `exposed_ns` divides time in which several calls are exposed among them: what overlap of these rows alone can
+        gain, while others stay exposed, is up to all of it.
+        """
+        kinds = {(row.op, row.group, row.dimension) for row in rows}
+        each = [self._united_ns(timeline, windows, kinds) for timeline, windows in self.some_ranks()]
+        return sum(each) / len(each) if each else 0.0
+
+    def _united_ns(
+        self, timeline: RankTimeline, windows: Windows, kinds: Collection[tuple[str | None, str | None, str | None]]
+    ) -> float:
+        calls, names = timeline.collectives, timeline.names
+        which, first = factorize_rows([calls.op, calls.group, calls.dimension])
+        columns = (calls.op, calls.group, calls.dimension)
+        named = [tuple(names[code] if (code := int(each[at])) >= 0 else None for each in columns) for at in first]
+        own = np.array([each in kinds for each in named], np.bool_)[which]
+        own &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
+        busy = intersection(union((calls.start_ns[own], calls.end_ns[own])), time_of(windows))
+        return length(difference(busy, self.coverage[timeline.rank].compute)) / max(len(windows), 1)
+
+    def besides_ns(self, exposed_ns: float) -> float:
+        """Return how much of exposed time can be overlapped: at most the time of a step without communication."""
+        return max(min(exposed_ns, self.step_ns - (self.figures.comm_ns or 0)), 0.0)
 
     def is_worth(self, ns: float) -> bool:
         """Return whether a time in ns is at least the share `WORTH` of a step."""

@@ -1,4 +1,5 @@
-"""Which rank computes longer in each step, where ranks wait for one now and for another then, on devices."""
+"""Which rank computes longer in each step, where ranks wait for one now and for another then, on devices; and the rule
+that says so where waiting is not the largest loss."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -7,9 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput
+from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, recommended
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.per_rank.kernels import LARGER
-from overlapscope.analysis.result import Analysis, late_waits_ns
+from overlapscope.analysis.result import Analysis, Recommendation, late_waits_ns
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.run import RankTimeline
 
@@ -18,6 +20,9 @@ MOST_OF_IT: Final = 0.5
 IN_STEPS: Final = 0.75
 """Ranks explain it in this share of the steps in which others wait. A choice."""
 FEWEST_STEPS: Final = 3
+MOST_STEPS: Final = 8
+"""In whose order ranks that are slower in turn are named."""
+NO_LONGER: Final = "that no rank need compute longer than its peers: the gain is an upper bound"
 
 
 class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,40 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     at_most_ns: float
     """How much shorter the mean step gets, at most, if no rank computes longer."""
 
+    @property
+    def where(self) -> str:
+        """Words for the ranks and their steps."""
+        steps, ranks = ([str(each) for each in those] for those in (self.rank_of, self.rank_of.values()))
+        if len(steps) > MOST_STEPS:
+            return f"{rank_list({*self.rank_of.values()})}, in {len(steps)} of {self.steps} steps"
+        return f"ranks {', '.join(ranks)} in steps {', '.join(steps)}"
+
+
+def uneven_steps(given: RuleInput) -> Recommendation | None:
+    """Recommend to even out what ranks compute in a step, where now this one and now that one computes longer."""
+    found = slower_in_turn(given)
+    if found is None or not given.is_worth(found.at_most_ns):
+        return None
+    what = "find why devices are slower in turn: one does" if found.same_work else "even out batches: one rank computes"
+    than = "the same work slower than its peers" if found.same_work else "longer than its peers"
+    return recommended(
+        given,
+        id="uneven_steps",
+        title=f"{what[0].upper()}{what[1:]} {than} in each step, now this one, now that one ({found.where})",
+        apply={"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
+        if found.same_work
+        else {
+            "torch": 'print(rank, step, batch["input_ids"].shape)  # sort samples by length, cap the tokens of a batch'
+        },
+        evidence={
+            "rank_of_step": {str(step): rank for step, rank in found.rank_of.items()}, "steps": found.steps,
+            "same_work": found.same_work,
+        },
+        at_most_ns=found.at_most_ns,
+        measured=["how much longer than the median of its peers a rank computed in each step"],
+        assumed=[NO_LONGER],
+    )  # fmt: skip
+
 
 def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
     """Return the ranks that compute longer, in turn, than the median of their peers, by most of what these wait.
@@ -63,9 +102,19 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
         bounds.append(max(longer_ns, waits_ns))
     if len(rank_of) < max(IN_STEPS * waited, FEWEST_STEPS) or len(set(rank_of.values())) < 2:
         return None
+    if any(_always(rank, steps) for rank in set(rank_of.values())):
+        return None
     return SlowerInTurn(
         rank_of=rank_of, steps=waited, same_work=_do_the_same(given, rank_of), at_most_ns=fmean(bounds)
     )  # fmt: skip
+
+
+def _always(rank: int, steps: Mapping[int, Mapping[int, "_OfStep"]]) -> bool:
+    """Return whether a rank computes longer than the median in most steps, by about as much: it has another role, such
+    as the last stage of a pipeline, and is longest now before, now after others of that role."""
+    longer = [of[rank].compute_ns - median(each.compute_ns for each in of.values()) for of in steps.values()]
+    most = max(longer)
+    return sum(each >= MOST_OF_IT * most > 0 for each in longer) >= IN_STEPS * len(longer)
 
 
 class _OfStep(msgspec.Struct, frozen=True):

@@ -1,11 +1,18 @@
 """Rules on the shape of a step: next to no compute, one giant all-reduce, and overlap that was asked for in vain."""
 
+from collections.abc import Sequence
 from typing import Final
+
+import msgspec
+import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import size
-from overlapscope.timeline.dimensions import DATA
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, size
+from overlapscope.timeline.dimensions import BACKWARD, DATA
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
 LITTLE: Final = 0.1
@@ -23,7 +30,28 @@ OVERLAPPED: Final = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_sca
 BUCKET_BYTES: Final = 1 << 20
 LEAST_BUCKETS: Final = 2
 """Of BUCKET_BYTES each, that gradients of known size would make."""
-BLOCKING: Final = "CUDA_LAUNCH_BLOCKING"
+CUDA: Final = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
+ROCM: Final = ("AMD_SERIALIZE_KERNEL HIP_LAUNCH_BLOCKING", "GPU_MAX_HW_QUEUES")
+"""Variables that make launches wait for their kernels, and the one that says how many queues a device has."""
+LONG_NS: Final = 200_000
+"""A host that runs ahead launches the next kernel before one of this length ends. A choice: 20 times a launch."""
+LONG_KERNELS: Final = 5
+NEARLY_ALL: Final = 0.9
+AT_ONCE: Final = 0.05
+"""Calls of a step whose launches lie within this share of it are launched together. A choice."""
+BOUND: Final = (
+    "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
+)
+ONE_BUCKET: Final = "# one bucket for all gradients, or a model that is a single module, is ready only at the end"
+LAST_FIRST: Final = (
+    "# all calls are launched at once: buckets are sent in order, and the first one waits for a gradient that is ready "
+    "last (an embedding that is used twice, modules registered in another order than they run)"
+)
+UNUSED: Final = (
+    "DistributedDataParallel(model, find_unused_parameters=False)  # or static_graph=True: each step reduces a map of "
+    "used parameters, for which the host waits"
+)
+FSDP_UNITS: Final = "fully_shard(block)  # each block on its own: one call for the whole model overlaps nothing"
 
 
 def little_compute(given: RuleInput) -> Recommendation | None:
@@ -57,7 +85,8 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         if row.op == "all_reduce" and row.dimension in (None, DATA) and (row.bytes or 0) > GIANT_BYTES
     ]
     exposed = given.exposed_ns(rows)
-    if given.job.serves or not given.is_worth(exposed):
+    at_most = given.besides_ns(exposed)
+    if given.job.serves or not given.is_worth(at_most):
         return None
     largest = max(row.bytes or 0 for row in rows)
     return recommended(
@@ -65,7 +94,7 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         id="split_all_reduce",
         title=f"Split all-reduces of {largest / 2**30:.1f} GiB: they begin when the last gradient is ready, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed",
-        at_most_ns=exposed,
+        at_most_ns=at_most,
         apply={
             "ddp": "DistributedDataParallel(model, bucket_cap_mb=100)  # each bucket is sent while backward goes on",
             "deepspeed": '{"zero_optimization": {"overlap_comm": true, "reduce_bucket_size": 5e7}}',
@@ -73,7 +102,7 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         },
         evidence={"exposed_ns": round(exposed), "most_bytes": largest, "calls": sum(row.count for row in rows)},
         measured=["sizes, and the time of these calls beside which nothing is computed"],
-        assumed=["that all of it can be overlapped: the gain is an upper bound"],
+        assumed=[BOUND],
     )
 
 
@@ -87,9 +116,9 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     ops = {op for key in used for op in OVERLAPPED[key]}
     rows = given.analysis.collectives
     exposed = given.exposed_ns(row for row in rows if row.op in ops and row.dimension in (None, DATA))
-    if not given.is_worth(exposed) or overlapped > NOTHING * comm:
+    at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed))
+    if not given.is_worth(at_most) or overlapped > NOTHING * comm:
         return None
-    exposed = min(exposed, given.figures.exposed_comm_ns or exposed)
     how = OVERLAPPING[used[0]] if given.run_has_device else "DDP reduces all gradients at once, when backward ends"
     return recommended(
         given,
@@ -97,18 +126,67 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         title=f"Nothing overlaps: {how}, {'but ' if given.run_has_device else 'and '}of {ms(comm)} of communication a "
         f"{given.per} {ms(overlapped)} are overlapped",
         verdict="look",
-        at_most_ns=exposed,
-        apply={
-            "environment": f"unset {BLOCKING} CUDA_DEVICE_MAX_CONNECTIONS  # both can serialise streams",
-            "ddp": "# one bucket for all gradients, or a model that is a single module, is ready only at the end",
-            "fsdp2": "fully_shard(block)  # each block on its own: one call for the whole model overlaps nothing",
-        }
+        at_most_ns=at_most,
+        apply=_instead(given, used)
         if given.run_has_device
         else {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go beside backward"},
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
-        assumed=["that all of it can be overlapped: the gain is an upper bound"],
+        assumed=[BOUND],
     )
+
+
+def _instead(given: RuleInput, used: Sequence[str]) -> dict[str, str]:
+    """Return what may keep calls of devices from overlapping, as far as their launches show it."""
+    shapes = [_launches(timeline, given.step_ns) for timeline, _ in given.some_at_hand()]
+    found: dict[str, str] = {}
+    together = [each.together for each in shapes if each.together is not None]
+    if "ddp" in used:
+        lines = [UNUSED] * any(finds_unused_parameters(timeline) for timeline, _ in given.some_at_hand())
+        lines += [(LAST_FIRST if together else ONE_BUCKET)] * all(together)
+        found |= {"ddp": "\n".join(lines)} if lines else {}
+    if "fsdp2" in used:
+        found["fsdp2"] = FSDP_UNITS
+    rocm = any(name.startswith("hip") for timeline in given.run.ranks.values() for name in timeline.names)
+    blocking, queues = ROCM if rocm else CUDA
+    if any(each.blocking for each in shapes):
+        found = {"environment": f"unset {blocking}  # a launch lasts until its kernel has ended"} | found
+    elif not all(together):
+        found |= {"environment": f"unset {queues}  # one queue serialises streams"}
+    return found
+
+
+class _Launches(msgspec.Struct, frozen=True, kw_only=True):
+    """When a rank launched its work."""
+
+    blocking: bool
+    """Whether the next launch comes only after the end of nearly each long kernel."""
+    together: bool | None
+    """Whether each step launches all its calls at about one time; None where a step has one, or launches are not
+    known."""
+
+
+def _launches(timeline: RankTimeline, step_ns: int) -> _Launches:
+    spans, calls = timeline.spans, timeline.collectives
+    rows = np.flatnonzero((spans.launch_ns != NONE) & np.isin(spans.kind, (COMPUTE, COMM)))
+    rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
+    long = np.flatnonzero((spans.end_ns - spans.start_ns)[rows[:-1]] >= LONG_NS)
+    after = spans.launch_ns[rows[1:]][long] >= spans.end_ns[rows[:-1]][long]
+    blocking = long.size >= LONG_KERNELS and bool(np.count_nonzero(after) >= NEARLY_ALL * long.size)
+    own = np.flatnonzero((calls.launch_ns != NONE) & (calls.bytes >= BUCKET_BYTES) & (calls.step != NONE))
+    launches = [calls.launch_ns[own[calls.step[own] == step]] for step in values_in(calls.step[own]).tolist()]
+    took = [int(each.max() - each.min()) for each in launches if each.size > 1]
+    together = max(took) <= AT_ONCE * step_ns if took else None
+    return _Launches(blocking=blocking, together=together)
+
+
+def finds_unused_parameters(timeline: RankTimeline) -> bool:
+    """Return whether a rank of DDP reduces the map of the parameters it used, as `find_unused_parameters=True` makes
+    it do in each step: int32, after the gradients, in backward (torch/csrc/distributed/c10d/reducer.cpp)."""
+    calls, names = timeline.collectives, timeline.names
+    maps = rows_named(calls.op, names, "all_reduce".__eq__) & rows_named(calls.dtype, names, "int32".__eq__)
+    maps &= rows_named(calls.phase, names, BACKWARD.__eq__)
+    return bool(maps.any())
 
 
 def _one_bucket(given: RuleInput) -> bool:

@@ -12,21 +12,24 @@ from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
 from overlapscope.analysis.checks.host_pauses import host_pauses
 from overlapscope.analysis.checks.intent import intent_findings
+from overlapscope.analysis.checks.links.possible_bandwidth import possible_bandwidth
+from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
+from overlapscope.analysis.checks.links.slower_messages import slower_messages
+from overlapscope.analysis.checks.longer_kernels import longer_kernels
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
-from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
-from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
+from overlapscope.analysis.checks.pipeline import pipeline_bubbles, pipeline_fill, uneven_stages
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
 from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
-from overlapscope.analysis.checks.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
+from overlapscope.analysis.checks.unmarked_steps import unmarked_steps
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
@@ -39,6 +42,7 @@ from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
 from overlapscope.analysis.exposure.late_before import with_late_rank
 from overlapscope.analysis.exposure.longer_than_like import LongerThanLike, longer_than_like
 from overlapscope.analysis.graph.answers import HostPauses
+from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.job_step.headline import headline, quiet_steps
@@ -123,14 +127,23 @@ def analyze(
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
+        *slower_messages(run, cross_rank.pairs.pairs),
         *shared,
         *still,
-        *recording_gaps(run.sources, _linkage(alone)),
+        *unmarked_steps(run),
+        *recording_gaps(run.sources, _linkage(alone), _launch_graphs(run)),
         *unread_ranks(run),
         *_uneven_stages(run, work, ranks, alone),
+        *longer_kernels(
+            run,
+            {info.rank: _computed_ns(info) for info in ranks},
+            head.step_ns if head.window == "step" else None,
+            [rank for each in held for rank in (each.rank, *each.late_with)],
+        ),
         *longer_calls(run, head, of_windows, longer),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
+        *pipeline_fill(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
         *intent_findings(run),
@@ -318,6 +331,7 @@ def _uneven_stages(
         _held_ns(run),
         _still_ns(alone),
         {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
+        {rank: own.stages for rank, own in alone.items()},
     )
 
 
@@ -418,6 +432,7 @@ def _skew(
                 start_of_recording_ns=each.start_wait_ns,
                 late_end_ns=each.late_end_ns,
                 delayed_ns=delayed_ns.get(rank, 0),
+                waited_for_ns=each.waited_for_ns,
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )
@@ -429,8 +444,18 @@ def _skew(
 
 
 def _linkage(alone: Mapping[int, RankSummary]) -> dict[int, tuple[int, int]]:
-    """Return (device spans, device spans without a launch) by rank; CPU runs have neither."""
-    return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
+    """Return (device spans, device spans without a launch) by rank; CPU runs have neither, and where nothing of a host
+    was recorded, that is said for its idle time."""
+    return {
+        rank: own.linkage
+        for rank, own in alone.items()
+        if own.linkage is not None and not (own.no_causes_reason == "no_host_events" and len({*own.linkage}) == 1)
+    }
+
+
+def _launch_graphs(run: Run) -> frozenset[int]:
+    """Return the ranks that launch CUDA graphs."""
+    return frozenset(rank for rank, each in run.ranks.items() if any(map(LAUNCHES_GRAPH.search, each.names)))
 
 
 def _listed(alone: Mapping[int, RankSummary], note: int) -> Listed:

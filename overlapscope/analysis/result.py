@@ -150,6 +150,9 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     delayed_ns: int | None = None
     """As `blame_ns`, but a lead that lasts over several calls counts once, and less what other ranks made it late by,
     which is theirs. Null in older documents of runs with a device."""
+    waited_for_ns: int | None = None
+    """How long the others waited, in sum over them, in calls that it came last to: more than `blame_ns`, which is by
+    how much it came after the one before it, where several were late together. Null in older documents."""
     times_last: int
     idle_ns: int | None
 
@@ -275,6 +278,12 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The main figures, the same in every output: medians over the steps of the job."""
     dry_step: DryStep | None = None
     """What a dry run says of the step; null for a recorded run."""
+
+
+def has_others(analysis: Analysis) -> bool:
+    """Return whether a recorded rank may have waited for another one: not in a job of a single process."""
+    several = len(analysis.ranks) > 1 or bool(analysis.run.missing_ranks)
+    return several or any((row.group_size or 0) > 1 for row in analysis.collectives)
 
 
 def waits_for_late_ranks(ranks: Iterable[RankInfo]) -> dict[int, int]:

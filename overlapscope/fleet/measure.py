@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from overlapscope.analysis.checks.slow_link import slow_links, with_cores
+from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.cost.throughput import Throughput, throughput

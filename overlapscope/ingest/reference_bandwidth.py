@@ -25,6 +25,12 @@ def preset_names() -> list[str]:
     return list(_presets())
 
 
+def bandwidths_elsewhere(device: str, ranks: int) -> Facts:
+    """Return the presets of one host with as many such devices, measured on other machines; empty without any."""
+    found = [name for name, each in _presets().items() if each["ranks"] == ranks and each.get("device", "\n") in device]
+    return _preset(found[0]) if found else Facts()
+
+
 def reference_bandwidths(name: str) -> Facts:
     """Return the measurements of a preset, or of a file in any supported form: nccl-tests' output, a CSV table, ...
 

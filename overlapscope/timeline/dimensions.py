@@ -32,9 +32,9 @@ _LONG: Final = {
     "sequence": CONTEXT,
 }  # fmt: skip
 """Words that name a dimension only in the name of a mesh, or together with `parallel`."""
-FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+")
-"""What the first stage of a pipeline sends (s) and receives (r) in a step, in order of time ..."""
-STAGE: Final = re.compile(r"r[rs]*s")
+FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+|s+\?+r+")
+"""What the first stage of a pipeline sends (s), receives (r) or does both of (?) in a step, in order of time ..."""
+STAGE: Final = re.compile(r"r[rs?]*s")
 """... and any later one."""
 
 
@@ -150,7 +150,10 @@ def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
         neighbours = members[[at for at in (place - 1, place + 1) if 0 <= at < members.size]]
         if any(names[code] not in POINT_TO_POINT for code in unique(calls.op[rows]).tolist() if code >= 0):
             return False
-        if not np.isin(calls.peer[rows], neighbours).all():
+        peers = calls.peer[rows]
+        if (peers != NONE).any() and "send_recv" in names:
+            peers = peers[(peers != NONE) | (calls.op[rows] != names.index("send_recv"))]  # batches name no peer
+        if not np.isin(peers, neighbours).all():
             return False
         found |= bool(rows.any())
     return found

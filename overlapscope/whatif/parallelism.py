@@ -5,13 +5,41 @@ from typing import Final, Literal
 
 import numpy as np
 
-from overlapscope.timeline.columns import NONE
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import FORWARD, TENSOR
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 DDP_NAMES: Final = re.compile(r"DistributedDataParallel\.|torch\.distributed\.ddp\.reducer::")
 """Names of ranges by which torch's DistributedDataParallel is seen."""
+FRAMEWORK_NAMES: Final = {
+    "ddp": DDP_NAMES,
+    "fsdp2": re.compile(r"FSDP::"),
+    "deepspeed": re.compile(r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"),
+    "megatron": re.compile(r"(?:^|/)megatron/(?:core|training)/"),
+    "horovod": re.compile(r"^(?:void )?horovod|^Horovod[A-Z]"),
+}
+"""Names of ranges and operations by which a framework is seen, by its key in `Recommendation.apply`."""
+MEGATRON_GROUP: Final = re.compile(r"(?:MODEL|CONTEXT|TENSOR|DATA)_PARALLEL(?:_GROUP|_RANK)?")
+"""Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
+SERVES: Final = re.compile(
+    r"^(?:void )?(?:vllm|sglang|sgl_kernel|tensorrt_llm|flashinfer|lmdeploy)(?:::|\.)|^execute_context"
+)
+"""Names of inference servers."""
+SHARDS_PARAMETERS: Final = re.compile(r"^FSDP::|^fsdp::|FullyShardedDataParallel\.")
+"""Names of ranges and operations of both versions of FSDP."""
+NOT_DDP: Final = {
+    "FSDP2": FRAMEWORK_NAMES["fsdp2"],
+    "FSDP": SHARDS_PARAMETERS,
+    "Horovod": FRAMEWORK_NAMES["horovod"],
+    "DeepSpeed": FRAMEWORK_NAMES["deepspeed"],
+    "Megatron": FRAMEWORK_NAMES["megatron"],
+    "an inference server": SERVES,
+}
+"""What reduces gradients, or has none, without DistributedDataParallel, by its name in a sentence: the first that is
+seen."""
 Parallelism = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
 ALWAYS: Final = {
     "link_speed": "faster links; hypothetical, no setting can do it",
@@ -78,6 +106,31 @@ def shows_ddp(run: Run) -> bool:
     return any(each.recorded.get("ddp") or any(map(DDP_NAMES.search, each.names)) for each in run.ranks.values())
 
 
+def other_framework(run: Run) -> str | None:
+    """Return the name of what is seen in a run instead of torch's DistributedDataParallel; None where that is seen, or
+    nothing is."""
+    if shows_ddp(run):
+        return None
+    names = {name for each in run.ranks.values() for name in each.names}
+    seen = next((key for key, pattern in NOT_DDP.items() if any(map(pattern.search, names))), None)
+    if seen is None and any(MEGATRON_GROUP.search(f"{each.name} {each.description or ''}") for each in run.groups):
+        return "groups of Megatron"
+    if seen is None and run.ranks and all(map(_gathers_after_optimizer, run.ranks.values())):
+        return "what looks like a sharded optimizer (reductions before it, gathers of parameters after it)"
+    return seen
+
+
+def _gathers_after_optimizer(timeline: RankTimeline) -> bool:
+    """Return whether gradients are reduced before, and parameters gathered after each optimizer began, and only so."""
+    calls, names = timeline.collectives, timeline.names
+    rows = np.flatnonzero((calls.step != NONE) & (calls.op >= 0))
+    ops = np.array([names[code] for code in calls.op[rows].tolist()], np.str_)
+    gathers, reduces = ops == "all_gather", np.isin(ops, ("all_reduce", "reduce_scatter"))
+    begun_ns = optimizer_ns(timeline, calls.step[rows])
+    after = launch_times(timeline, rows) >= begun_ns
+    return bool(gathers.any() and after[gathers].all() and (reduces & ~after).any())
+
+
 def noted_no_ddp(timeline: RankTimeline) -> bool:
     """Return whether capture recorded the gradients of a model, and noted that it has no DistributedDataParallel."""
     return timeline.recorded.get("ddp") == {} and bool((timeline.gradients.elements > 0).any())
@@ -102,6 +155,7 @@ def parallelism_of(run: Run) -> Parallelism:
 def _kinds(timeline: RankTimeline) -> set[Parallelism]:
     calls, names = timeline.collectives, timeline.names
     rows = np.flatnonzero((calls.step != NONE) & (calls.op >= 0))
+    shards = _gathers_parameters(timeline, rows)
     columns = np.stack([calls.op[rows], calls.dimension[rows], calls.phase[rows], calls.module[rows] >= 0])
     found: set[Parallelism] = set()
     for op, dimension, phase, in_module in np.unique(columns, axis=1).T.tolist():
@@ -111,11 +165,21 @@ def _kinds(timeline: RankTimeline) -> set[Parallelism]:
         elif where == TENSOR:
             found.add("tensor")
         elif what in ("all_gather", "reduce_scatter"):
-            found.add("fsdp" if in_module or where is not None else "tensor")
+            found.add("fsdp" if in_module or where is not None or shards else "tensor")
         elif what == "all_reduce":
             found.add("tensor" if timeline.name(phase) == FORWARD and where is None else "ddp")
     # FSDP gathers the parameters of the root module, which belong to no submodule, without a name.
     return found - {"tensor"} if "fsdp" in found and not _splits_layers(timeline) else found
+
+
+def _gathers_parameters(timeline: RankTimeline, rows: Ints) -> bool:
+    """Return whether FSDP is seen by name, and all gathers and scatters among these calls have one group: with another
+    one, layers may be split, too."""
+    if not any(map(SHARDS_PARAMETERS.search, timeline.names)):
+        return False
+    calls = timeline.collectives
+    codes = [code for code, name in enumerate(timeline.names) if name in ("all_gather", "reduce_scatter")]
+    return unique(calls.group[rows][np.isin(calls.op[rows], codes)]).size == 1
 
 
 def _splits_layers(timeline: RankTimeline) -> bool:

@@ -12,14 +12,13 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, 
 from overlapscope.advice.setting_code import HOOK
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.parallelism import parallelism_of
 
 REDUCE: Final = ("all_reduce", "reduce_scatter")
 LARGE_BYTES: Final = 1 << 20
@@ -34,6 +33,10 @@ WIDE: Final = re.compile(
     r"sgemm|dgemm|s1688gemm|tf32|f32f32_f32f32|nvjet_sss_|^Cijk_\w*?_(?:S|SS)_?(?:MX_)?B_|scudnn", re.I
 )
 """In 32 bits, or more, first of all."""
+SUMS_FLOAT32: Final = re.compile(r"nccl\w*Kernel_(?:AllReduce|ReduceScatter)_\w*(?:_f32|_float)(?![0-9])")
+"""Kernels of NCCL that add up float32, by the names of all its versions: sums of each type have their own."""
+LONG_NS: Final = 200_000
+"""A call of unknown size that transfers for as long is no small one. A choice: some times NCCL's latency."""
 MOSTLY: Final = 0.5
 LATEST: Final = int(np.iinfo(np.int64).max)
 APPLY: Final = {
@@ -43,6 +46,8 @@ APPLY: Final = {
     "deepspeed": '{"communication_data_type": "bf16"}',
     "megatron": "--grad-reduce-in-bf16",
 }
+HOROVOD: Final = {"horovod": "hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.fp16)"}
+"""Code where Horovod reduces the gradients, which the others then do not."""
 
 
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +62,17 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     split: bool
     """Whether that is known of all calls."""
     least_bytes: int
+    """LATEST where no size is known."""
     most_bytes: int
 
 
 def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
-    """Return the trial of 16-bit gradients; None without a device, whose cores would have to cast, where DDP's buckets
-    can be replayed, or where it is not known that matrix products are computed in 16 bits."""
-    if given.job.serves or not given.run_has_device or parallelism_of(given.run) == "ddp":
+    """Return the trial of 16-bit gradients; None without a device, whose cores would have to cast, or where it is not
+    known that matrix products are computed in 16 bits."""
+    if given.job.serves or not given.run_has_device:
         return None
     each = [_sent(given, timeline, windows) for timeline, windows in given.some_at_hand()]
-    some = [one for one in each if one.bytes]
+    some = [one for one in each if one.took_ns]
     sent, bus, exposed, took = (
         sum(getattr(one, part) for one in some) / max(len(each), 1)
         for part in ("bytes", "bus_bytes", "exposed_ns", "took_ns")
@@ -77,20 +83,20 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
     split = all(one.split for one in some)
     least, most = min(one.least_bytes for one in some), max(one.most_bytes for one in some)
     sizes = f"of {least / 1e6:.3g}" + (f" to {most / 1e6:.3g} MB" if most > least else " MB")
+    reduces = (
+        f"a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls {sizes}, {bus / took:.3g} GB/s on the bus)"
+        if sent
+        else f"a rank reduces in float32 for {ms(took)} a {given.per}, as the names of kernels say,"
+    )
     found = recommended(
         given,
         id="sixteen_bit_gradients",
-        title=f"Try to send 16-bit gradients: a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls "
-        f"{sizes}, {bus / took:.3g} GB/s on the bus) while matrix products are computed in 16 bits, and "
+        title=f"Try to send 16-bit gradients: {reduces} while matrix products are computed in 16 bits, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
         at_most_ns=at_most,
-        apply=APPLY,
-        evidence={
-            "bytes": round(sent),
-            "busbw_gbs": bus / took,
-            "exposed_ns": round(exposed),
-            "transfer_ns": round(took),
-        },
+        apply=HOROVOD if "horovod" in given.job.frameworks else APPLY,
+        evidence=({"bytes": round(sent), "busbw_gbs": bus / took} if sent else {})
+        | {"exposed_ns": round(exposed), "transfer_ns": round(took)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
             "that calls take half as long with half of the bytes: the gain is an upper bound",
@@ -101,20 +107,28 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
 
 
 def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
-    """Return what a rank reduces, surely of gradients, in float32: in backward, or of DP outside all phases."""
+    """Return what a rank reduces, surely of gradients, in float32: in backward, or of DP, or with Horovod, outside all
+    phases."""
     calls, names, cover, steps = timeline.collectives, timeline.names, given.coverage[timeline.rank], len(windows)
     backward, data = rows_named(calls.phase, names, BACKWARD.__eq__), rows_named(calls.dimension, names, DATA.__eq__)
-    rows = rows_named(calls.op, names, REDUCE.__contains__) & rows_named(calls.dtype, names, "float32".__eq__)
-    rows &= (backward & (calls.dimension < 0)) | (data & (backward | (calls.phase < 0)))
-    rows &= (calls.bytes >= LARGE_BYTES) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    horovod = (calls.dimension < 0) & ("horovod" in given.job.frameworks)
+    rows = rows_named(calls.op, names, REDUCE.__contains__)
+    rows &= rows_named(calls.dtype, names, "float32".__eq__) | ((calls.dtype < 0) & _sums_float32(timeline))
+    rows &= (backward & (calls.dimension < 0)) | ((data | horovod) & (backward | (calls.phase < 0)))
+    sized = calls.bytes != NONE
+    rows &= ((calls.bytes >= LARGE_BYTES) | ~sized) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
     inside = time_of(windows)
     own = np.flatnonzero(rows)
     own = own[BusyTime(inside).within(calls.start_ns[own], calls.start_ns[own] + 1) > 0]
-    start, end, sizes = calls.start_ns[own], calls.end_ns[own], calls.bytes[own]
+    took = calls.end_ns[own] - calls.start_ns[own]
     transfer = given.transfers[timeline.rank].transfer_ns[own]
     waits = transfer == NONE
-    kind, _ = factorize_rows([calls.op[own], calls.group[own], sizes])
-    transfer = np.where(waits, _as_the_fastest(kind, end - start), transfer)
+    kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.bytes[own]])
+    # Calls of unknown size are not alike.
+    transfer = np.where(waits, np.where(sized[own], _as_the_fastest(kind, took), took), transfer)
+    large = sized[own] | (transfer >= LONG_NS)
+    own, transfer, waits = own[large], transfer[large], waits[large]
+    start, end, sizes = calls.start_ns[own], calls.end_ns[own], np.where(sized[own], calls.bytes[own], 0)
     kinds = zip(calls.op[own].tolist(), calls.group_size[own].tolist(), strict=True)
     factors = np.array([bus_factor(names[op], ranks) if ranks > 0 else 1.0 for op, ranks in kinds])
     return _Sent(
@@ -123,9 +137,19 @@ def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
         exposed_ns=length(difference(intersection(union((start, end)), inside), cover.compute)) / steps,
         took_ns=int(transfer.sum()) / steps,
         split=not waits.any(),
-        least_bytes=int(sizes.min(initial=LATEST)),
+        least_bytes=int(sizes[sizes > 0].min(initial=LATEST)),
         most_bytes=int(sizes.max(initial=0)),
     )
+
+
+def _sums_float32(timeline: RankTimeline) -> Flags:
+    """Return which calls a kernel made that adds up float32, as its name says."""
+    spans = timeline.spans
+    rows = (spans.kind == COMM) & (spans.collective != NONE)
+    rows &= rows_named(spans.name, timeline.names, SUMS_FLOAT32.search)
+    found = np.zeros(timeline.collectives.op.size, np.bool_)
+    found[spans.collective[rows]] = True
+    return found
 
 
 def _as_the_fastest(kind: Ints, took_ns: Ints) -> Ints:

@@ -1,5 +1,5 @@
 """What the calls are that exposed communication consists of: queued on a full link, averages of parameters, gradients
-that go beside backward."""
+that go beside backward, or for each of which backward waits; all at one bandwidth."""
 
 from typing import Final
 
@@ -11,7 +11,8 @@ from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import sort_order, unique, values_in
+from overlapscope.timeline.operations import bus_factor
+from overlapscope.timeline.rows import factorize_rows, sort_order, unique, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LARGE_BYTES: Final = 1 << 20
@@ -20,6 +21,11 @@ GAP: Final = 0.1
 """A call follows directly on the one before it in its queue if it begins within this share of its own time. A choice:
 streams need some microseconds between two kernels."""
 MOSTLY: Final = 0.5
+MOST_ALIKE: Final = 0.8
+ALIKE: Final = 0.2
+"""Bandwidths that differ by less are one. A choice: sizes above LARGE_BYTES come within this of a link's peak."""
+OTHER_SIZES: Final = 1.5
+"""Sizes with this ratio show that the time follows the bytes."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
 NOTHING: Final = 0.01
@@ -67,16 +73,93 @@ def _follow_optimizer(timeline: RankTimeline) -> Flags:
 
 
 def go_beside_backward(given: RuleInput) -> bool:
-    """Return whether reductions that begin in backward are overlapped in part: gradients go beside it already."""
+    """Return whether reductions that begin in backward, or that Horovod makes, are overlapped in part: gradients go
+    beside it already."""
+    horovod = "horovod" in given.job.frameworks  # its own thread launches calls, of gradients alone, in no phase
     ran = beside = 0
     for timeline, _ in given.some_at_hand():
         calls, names = timeline.collectives, timeline.names
-        rows = rows_named(calls.op, names, REDUCE.__contains__) & rows_named(calls.phase, names, BACKWARD.__eq__)
+        backward = rows_named(calls.phase, names, BACKWARD.__eq__) | (horovod & (calls.phase < 0))
+        rows = rows_named(calls.op, names, REDUCE.__contains__) & backward
         rows &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
         start, end = calls.start_ns[rows], calls.end_ns[rows]
         ran += int((end - start).sum())
         beside += int(BusyTime(given.coverage[timeline.rank].compute).within(start, end).sum())
     return beside > NOTHING * ran
+
+
+def backward_waits_ns(given: RuleInput) -> float:
+    """Return what backward would gain if it waited once for all reductions of gradients, not for each: at most their
+    exposed time, and what backward computes between the first and the last of a step; ns a step, 0 where they are
+    overlapped."""
+    found = []
+    ran = beside = 0
+    for timeline, windows in given.some_ranks():
+        compute = BusyTime(given.coverage[timeline.rank].compute)
+        start, end, window = _of_gradients(timeline, windows)
+        own_ns = compute.within(start, end)
+        ran, beside = ran + int((end - start).sum()), beside + int(own_ns.sum())
+        gains = []
+        for at in values_in(window).tolist():
+            own = window == at
+            first, last = start[own].min(), end[own].max()
+            computes = int(compute.within(np.array([first]), np.array([last]))[0])
+            gains.append(min(int((end - start - own_ns)[own].sum()), computes))
+        found.append(sum(gains) / len(windows))
+    return sum(found) / len(found) if ran and beside <= NOTHING * ran else 0.0
+
+
+def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints, Ints]:
+    """Return start, end and window of large reductions in backward whose like no forward makes, as that of tensor
+    parallelism does, and which nothing is gathered between."""
+    calls, names = timeline.collectives, timeline.names
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES))
+    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
+    window = np.searchsorted(begin, calls.start_ns[timed], side="right") - 1
+    inside = (window >= 0) & (calls.start_ns[timed] < until[window])
+    timed, window = timed[inside], window[inside]
+    order = sort_order(window, calls.start_ns[timed])
+    timed, window = timed[order], window[order]
+    reduces = rows_named(calls.op[timed], names, REDUCE.__contains__)
+    backward = rows_named(calls.phase[timed], names, BACKWARD.__eq__)
+    kept = np.zeros(timed.size, np.bool_)
+    kind, _ = factorize_rows([calls.group[timed], window])
+    for each in values_in(kind).tolist():
+        own = np.flatnonzero(kind == each)
+        last = int(np.flatnonzero(backward[own]).max(initial=-1))
+        # Whatever the group does until its last call of backward is a reduction of gradients.
+        until_last = own[: last + 1]
+        kept[until_last] = bool((reduces & backward)[until_last].all())
+    own = timed[kept]
+    return calls.start_ns[own], calls.end_ns[own], window[kept]
+
+
+def one_bandwidth_gbs(given: RuleInput) -> float | None:
+    """Return the bus bandwidth at which nearly all large calls transfer, of whatever size, where transfer takes most of
+    a step, and longer than compute; None elsewhere, or where it is not known."""
+    took, speeds, sizes, windows_seen = [], [], [], 0
+    for timeline, windows in given.some_ranks():
+        calls, names = timeline.collectives, timeline.names
+        transfer = given.transfers[timeline.rank].transfer_ns
+        rows = (calls.bytes >= LARGE_BYTES) & (transfer > 0) & (calls.start_ns != NONE)
+        own = np.flatnonzero(rows)
+        own = own[BusyTime(time_of(windows)).within(calls.start_ns[own], calls.start_ns[own] + 1) > 0]
+        kind, first = factorize_rows([calls.op[own], calls.group_size[own]])
+        kinds = zip(calls.op[own[first]].tolist(), calls.group_size[own[first]].tolist(), strict=True)
+        factors = [bus_factor(names[op], ranks) if ranks > 0 else 1.0 for op, ranks in kinds]
+        took.append(transfer[own])
+        speeds.append(calls.bytes[own] * np.array(factors, np.float64)[kind] / transfer[own])
+        sizes.append(calls.bytes[own])
+        windows_seen += len(windows)
+    every, speed, bytes_ = (np.concatenate(each) if each else np.empty(0) for each in (took, speeds, sizes))
+    per_step = float(every.sum()) / max(windows_seen, 1)
+    if per_step <= max(given.figures.compute_ns or 0, MOSTLY * given.step_ns):
+        return None
+    order = np.argsort(speed)
+    usual = float(speed[order][np.searchsorted(np.cumsum(every[order]), every.sum() / 2)])
+    alike = np.abs(speed - usual) <= ALIKE * usual
+    of_sizes = bytes_[alike].max() >= OTHER_SIZES * bytes_[alike].min()
+    return usual if of_sizes and every[alike].sum() >= MOST_ALIKE * every.sum() else None
 
 
 def _exposed_ns(given: RuleInput, timeline: RankTimeline, windows: Windows) -> Ints:

@@ -6,11 +6,19 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.losses.exposed_calls import average_parameters, go_beside_backward, link_is_full
+from overlapscope.advice.losses.exposed_calls import (
+    average_parameters,
+    backward_waits_ns,
+    go_beside_backward,
+    link_is_full,
+    one_bandwidth_gbs,
+)
 from overlapscope.advice.losses.host_time import host_time
+from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
+    MAY_BE_WAITING,
     NO_CAUSES,
     TRANSFER,
     TRANSFERS,
@@ -26,6 +34,7 @@ from overlapscope.analysis.result import (
     Recommendation,
     causes_of_all_steps,
     costly_outliers,
+    has_others,
     usual_causes,
     waits_for_late_ranks,
     without_outliers,
@@ -33,6 +42,7 @@ from overlapscope.analysis.result import (
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some, percent_text
+from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -116,16 +126,30 @@ LINK_IS_FULL: Final = (
     "# calls of one kind run directly one after the other: the link is full, and no other order helps; fewer bytes "
     "(16 bits; gradients: accumulation), or a faster link"
 )
+ONE_BANDWIDTH: Final = (
+    "# transfer takes longer than compute, at {gbs:.3g} GB/s on the bus whatever the size: fewer bytes a step "
+    "(gradient accumulation, a larger local batch, 16 bits), or a faster link"
+)
+WAITS_FOR_EACH: Final = (
+    "# calls begin in backward, but compute waits for each: wait once, before the optimizer (async_op=True, a stream "
+    "of their own; DeepSpeed: overlap_comm=true); that saves at most {most}"
+)
+OF_HOROVOD: Final = (
+    "# gradients go beside backward already; what remains is the last group, after it: a smaller one "
+    "(HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME), or fewer bytes (compression=hvd.Compression.fp16)"
+)
 OF_OWN_CALLS: Final = ("dependency", "tail", "queued")
 SLOW_ON_CORES: Final = (
     "# some calls take longer than their like: a thread that has no core transfers nothing, so look at the cores first "
     "(top -H), then at the link and what else uses it"
 )
-IN_BUCKETS: Final = "# gradients go in buckets beside backward already: overlapscope whatif RUN replays other caps"
-IN_BUCKETS_ON_CORES: Final = (
-    f"{IN_BUCKETS}; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
-)
+IN_BUCKETS: Final = "# gradients go in buckets beside backward already: "
+REPLAY_CAPS: Final = "overlapscope whatif RUN replays other caps"
+LAST_BUCKET: Final = "a smaller last bucket, or fewer bytes (16 bits)"
+ON_CORES: Final = "; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
 """What to do about a late rest of gradients that are overlapped."""
+SECOND: Final = 0.5
+"""From this share of the largest cause on the next one is named, too. A choice: less is another question."""
 MOSTLY: Final = 0.5
 """From this share on exposed time is mostly what calls take longer than their like."""
 OF_LAUNCHES: Final = ("launch_bound", "launch_latency")
@@ -183,6 +207,11 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         outliers = usual_causes(given.analysis) != causes_of_all_steps(given.analysis)
         steps = "all steps but outliers" if outliers else "all steps"
         of_it = f"over {steps} {percent_text(sums_ns / every.total())} of it"
+        second = None
+    else:
+        second = _second(given, causes, cause, ns, label)
+    if late and second is not None and second[0] in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS):
+        second = None  # the stragglers, and how long others wait for them, are named
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     beside = _beside(given.analysis, cause)
     left_out_ns = _left_out_ns(given)
@@ -191,7 +220,8 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     of_ops = f" ({'; '.join(which)})" if which else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
-    why = f", {of_it}: {label}{beside}{_mostly_compute(given, exposed)}" if largest in USUAL else ""
+    next_to_it = f"; {ms(second[1])}: {second[2]}" if second else ""
+    why = f", {of_it}: {label}{next_to_it}{beside}{_mostly_compute(given, exposed)}" if largest in USUAL else ""
     who = _stragglers(late, late_ns, cause) or _of_two(given, cause)
     longer_ns = longer_ns_of(given.analysis) if largest in USUAL else 0
     longer = f"; calls take at least {ms(longer_ns)} longer than the shortest of their like" if longer_ns else ""
@@ -203,7 +233,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         verdict="look",
         loss_ns=exposed,
         apply=({"look": LOOK} if late else {})
-        | (_apply_longer(given, cause, longer_ns) if largest in USUAL else {"look": LOOK_AT_STEPS}),
+        | (_apply_both(given, cause, second, longer_ns) if largest in USUAL else {"look": LOOK_AT_STEPS}),
         evidence={
             "exposed_comm_ns": exposed + left_out_ns,
             "causes": dict(given.figures.causes),
@@ -213,9 +243,9 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         | ({"longer_than_like_ns": longer_ns} if longer_ns else {})
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
-        # Of what is unknown it is said that it may be waiting.
+        # Of what is unknown it is said that it may be waiting; a pipeline's sends hold waiting by their cause.
         assumed=[]
-        if given.is_whole or cause == "unknown"
+        if given.is_whole or cause in ("unknown", "pipeline")
         else [f"that {more} of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )
@@ -251,10 +281,21 @@ def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str
     if late_ns >= sent_ns and late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
-    unsplit = given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1
-    if cause in ("dependency", "tail") and unsplit:
+    unsplit = given.figures.exposed_wait_ns is None and has_others(given.analysis)
+    if cause in MAY_BE_WAITING and unsplit:
         return "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, label
+
+
+def _second(
+    given: RuleInput, causes: Mapping[str, int], cause: str, ns: int, label: str
+) -> tuple[str, int, str] | None:
+    """Return the next cause after the largest, as `_largest` does; None where it is far less."""
+    parts = {OF_LATE_RANKS: WAITS_FOR_LATE_RANK}.get(cause, TRANSFERS if label == TRANSFER else ())
+    largest = {max(causes, key=lambda each: causes[each], default=cause), cause, *parts}
+    rest = {each: of_it for each, of_it in causes.items() if each not in largest}
+    found = _largest(given, rest) if rest else None
+    return found if found is not None and found[1] >= SECOND * ns and given.is_worth(found[1]) else None
 
 
 def _beside(analysis: Analysis, cause: str) -> str:
@@ -348,7 +389,12 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     lacking = [what for what, is_lacking in lacks if is_lacking]
     if not lacking:
         return {"torch": _instead(given, "dependency")} if "dependency" in given.figures.causes else {}
-    return {"torch": INSTEAD[cause].format(lacking=", ".join(lacking))}
+    record = INSTEAD[cause].format(lacking=", ".join(lacking))
+    most = max(given.figures.causes, key=given.cause_ns, default=cause)
+    if len(given.analysis.ranks) > 1 or most not in MAY_BE_WAITING:
+        return {"torch": record}
+    # Of one rank all waits are unknown: what helps against its own calls stands beside.
+    return {"look": record, "torch": _instead(given, most)}
 
 
 def _apply_longer(given: RuleInput, cause: str, longer_ns: int) -> dict[str, str]:
@@ -357,7 +403,16 @@ def _apply_longer(given: RuleInput, cause: str, longer_ns: int) -> dict[str, str
     if not longer_ns or not much or given.is_whole:
         return _apply(given, cause)
     look = {"look": RECORD_LATE.format(which=ALL_RANKS, longer=ms(longer_ns))}
-    return look if cause == "unknown" else look | _apply(given, cause)
+    alone = cause == "unknown" and len(given.analysis.ranks) > 1
+    return look if alone else _apply(given, cause) | look
+
+
+def _apply_both(given: RuleInput, cause: str, second: tuple[str, int, str] | None, longer_ns: int) -> dict[str, str]:
+    """Return what to do about a cause, and then about the next one."""
+    found = _apply_longer(given, cause, longer_ns)
+    for key, text in _apply(given, second[0]).items() if second else ():
+        found[key] = "\n".join(dict.fromkeys([*found.get(key, "").splitlines(), *text.splitlines()]))
+    return found
 
 
 def _instead(given: RuleInput, cause: str) -> str:
@@ -377,9 +432,34 @@ def _of_own_calls(given: RuleInput, cause: str) -> str:
         return AVERAGES
     if cause == "queued" and link_is_full(given):
         return LINK_IS_FULL
+    gbs, waits_ns = one_bandwidth_gbs(given), backward_waits_ns(given) if cause == "dependency" else 0.0
+    lines = [] if gbs is None else [ONE_BANDWIDTH.format(gbs=gbs)]
+    if given.is_worth(waits_ns):
+        return "\n".join([*lines, WAITS_FOR_EACH.format(most=ms(waits_ns))])
+    return "\n".join([*lines, _of_gradients(given, cause)])
+
+
+def _of_gradients(given: RuleInput, cause: str) -> str:
+    """Return what to do about calls of gradients, as far as these go beside backward already, or else of any calls."""
     if cause == "dependency" and shows_ddp(given.run) and given.figures.overlapped_ns:
-        return IN_BUCKETS if given.run_has_device else IN_BUCKETS_ON_CORES
-    return BESIDE_BACKWARD[cause] if cause in BESIDE_BACKWARD and go_beside_backward(given) else INSTEAD[cause]
+        caps = REPLAY_CAPS if _replays_buckets(given) else LAST_BUCKET
+        return f"{IN_BUCKETS}{caps}{'' if given.run_has_device else ON_CORES}"
+    if cause not in BESIDE_BACKWARD or not go_beside_backward(given):
+        return INSTEAD[cause]
+    return OF_HOROVOD if "horovod" in given.job.frameworks else BESIDE_BACKWARD[cause]
+
+
+def _replays_buckets(given: RuleInput) -> bool:
+    """Return whether a replay can say what other caps would gain: buckets were recorded, and waiting is known."""
+    if given.figures.exposed_wait_ns is None:
+        return False
+    from overlapscope.whatif.ddp.recorded_steps import recorded_steps  # noqa: PLC0415 - few runs need it
+
+    try:
+        recorded_steps(given.run, given.cross_rank)
+    except InputError:
+        return False
+    return True
 
 
 def _lacks_shapes(timeline: RankTimeline) -> bool:
@@ -399,6 +479,12 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
+    of_it = f", {ms(ns)} of it: {idle_label(cause)}{why}"
+    gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
+    if gaps is not None:
+        # What the host did is not known; how its pauses are distributed is.
+        unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
+        of_it = f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}"
     largest, step = _named(given, idle)
     host = host_time(
         given,
@@ -414,11 +500,12 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     return recommended(
         given,
         id="idle_device",
-        title=f"{largest}the device is idle for {ms(idle)} of {step}, {ms(ns)} of it: {idle_label(cause)}{why}",
+        title=f"{largest}the device is idle for {ms(idle)} of {step}{of_it}",
         verdict="look",
         loss_ns=idle,
         apply={"torch": RECORD} if "no_host_events" in reasons else {},
-        evidence={"idle_ns": idle, "idle_causes": dict(causes)},
+        evidence={"idle_ns": idle, "idle_causes": dict(causes)}
+        | ({} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}),
         shown_by=host.shown_by,
         measured=["time in which the device neither computes nor communicates nor copies"],
         assumed=[],

@@ -15,6 +15,7 @@ several tensors): the least frequent size counts, which makes the ideal bubble l
 speed of each kernel, so that a slow device does not count as more work.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
@@ -25,10 +26,11 @@ import numpy as np
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import StepWindow
-from overlapscope.display import list_some
-from overlapscope.timeline.columns import COMM, NONE, Flags
+from overlapscope.display import list_some, percent_text
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -37,10 +39,15 @@ MIN_SHARE: Final = 0.05
 """The excess is a finding from this share of the step ..."""
 MIN_NS: Final = MILLISECOND_NS
 """... and this long."""
+RECORDED: Final = 0.5
+"""A stage waited for at least this share of what its schedule needs, or the schedule is another one: a zero-bubble one
+needs a third, or nothing."""
 MORE: Final = 1.08
 """A stage has more work than the others from this factor of their median ..."""
 WEIGHS: Final = 0.05
 """... if the difference is at least this share of the recording."""
+ATTENTION: Final = re.compile(r"(?i)flash|fmha|attention|sdpa")
+"""Kernels of attention, by name."""
 LARGER: Final = 0.25
 """More layers make more kernels, not larger ones; with this share of its time in larger kernels, the work of a stage
 differs for another reason."""
@@ -149,7 +156,9 @@ def _stage(
     chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
     if not messages.any() or not chosen:
         return None
-    sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name == "send"])
+    sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name in ("send", "send_recv")])
+    if len(ranks) > 2 and (calls.peer[sent] == NONE).any():
+        return None
     # The last stage sends no activations, but a gradient back for each activation that it received.
     to = ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1]
     sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
@@ -181,6 +190,49 @@ def _stage(
         activations=activations,
         at_most=at_most,
     )
+
+
+def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
+    """Return at most one finding: what filling and draining a pipeline takes of a step by its schedule, where that is
+    much and a stage was recorded to wait for about as long.
+
+    Of a step it is (p - 1) / (v m + p - 1): the ideal bubble, over that and the time that the stage is busy (Narayanan
+    et al. 2021, section 2.2). `stages` holds the result of `own_stages` for every rank.
+    """
+    found = []
+    for group, own in _alike(run, stages):
+        longest = max(own, key=lambda each: each.bubble_ns / each.window_ns)
+        count = len(group.ranks or ())
+        share = fill_share(count, longest.at_most)
+        if share >= MIN_SHARE and longest.bubble_ns >= RECORDED * share * longest.window_ns:
+            found.append((share, count, longest))
+    if not found:
+        return []
+    share, count, stage = max(found, key=lambda each: each[0])
+    interleaved = fill_share(count, stage.activations)
+    others = (
+        "" if stage.at_most == stage.activations else f" ({percent_text(interleaved)} if its chunks are interleaved)"
+    )
+    return [
+        Finding(
+            id="pipeline_fill",
+            severity="info",
+            title=f"{stage.at_most} micro-batches on {count} stages: by the schedule a pipeline fills and drains for "
+            f"{percent_text(share)} of a step{others}; with {2 * stage.at_most} it would be "
+            f"{percent_text(fill_share(count, 2 * stage.at_most))}",
+            evidence={
+                "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,
+                "fill_share": share, "fill_share_at_most": interleaved,
+                "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
+            },
+            known_from="trace",
+        )
+    ]  # fmt: skip
+
+
+def fill_share(stages: int, activations: int) -> float:
+    """Return the share of a step in which 1F1B fills and drains, for v m activations that a stage sends in it."""
+    return (stages - 1) / (activations + stages - 1)
 
 
 def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -> list[Finding]:
@@ -224,12 +276,14 @@ def uneven_stages(
     held_ns: Mapping[int, int],
     still_ns: Mapping[int, int],
     usual_ns: Mapping[int, float],
+    parts: Mapping[int, Mapping[str, PipelineStage]] | None = None,
 ) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
     `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
     waited for a core of their host, or collected garbage, and `still_ns` for how long they stood still while they
-    computed; `usual_ns` what hosts usually compute in a step, without pauses. Each where that is known.
+    computed; `usual_ns` what hosts usually compute in a step, without pauses; `parts` the result of `own_stages` for
+    every rank. Each where that is known.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
@@ -260,21 +314,98 @@ def uneven_stages(
     shown = list_some(ranks)
     # Without kernels a slow host looks like more work.
     has = f"has {times:.2f} times the work of" if kernels else f"computes {times:.2f} times as long as"
+    step = _of_a_step(heaviest, by_stage, work, step_ns) if kernels else None
+    layer = None if step is None else _layer_ns(heaviest, by_stage, run, step, step_ns, parts or {})
+    longer = f"{more / 1e6:.3f} ms more in total" if step is None else f"{step.more_ns / 1e6:.3f} ms more a step"
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",
             severity="warning",
             title=f"pipeline stage {heaviest} (rank {shown}) {has} the other stages, "
-            f"{more / 1e6:.3f} ms more in total: the other stages wait for it; move layers to them",
+            f"{longer}: the other stages wait for it; {_what_to_move(step, layer)}",
             evidence={
                 "stage": heaviest,
                 "ranks": ranks,
                 "work_ns": {str(stage): round(usual[stage]) for stage in sorted(usual)},
                 "more_ns": round(more),
+                **({} if step is None else {"more_step_ns": round(step.more_ns)}),
+                **({} if layer is None else {"layer_step_ns": round(layer)}),
             },
             known_from="trace",
         )
     ]
+
+
+class _StepWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of the stages in a median step, at the usual speed of their kernels."""
+
+    work_ns: Mapping[int, float]
+    more_ns: float
+    """Of the heaviest stage, than the median of the others."""
+
+
+def _of_a_step(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], work: Mapping[int, RankCompute],
+    step_ns: Mapping[int, Mapping[int, int]],
+) -> _StepWork | None:  # fmt: skip
+    """Return the work of a step; None where no complete step of a stage is known, or it is not heavier in its steps."""
+    found = {}
+    for stage, ranks in by_stage.items():
+        known = [
+            median(step_ns[rank].values()) * work[rank].usual_ns / work[rank].compute_ns
+            for rank in ranks
+            if step_ns.get(rank) and work[rank].compute_ns
+        ]
+        if not known:
+            return None
+        found[stage] = median(known)
+    more = found[heaviest] - median([ns for stage, ns in found.items() if stage != heaviest])
+    return _StepWork(work_ns=found, more_ns=more) if more > 0 else None
+
+
+def _layer_ns(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], run: Run, step: _StepWork,
+    step_ns: Mapping[int, Mapping[int, int]], parts: Mapping[int, Mapping[str, PipelineStage]],
+) -> float | None:  # fmt: skip
+    """Return about how long the layers that are alike take, one of them, in a step: the work of the lightest other
+    stage, divided by its layers; None where these cannot be counted.
+
+    It holds that stage's embedding and optimizer, too. A layer runs its attention once a micro-batch.
+    """
+    lightest = min((each for each in step.work_ns if each != heaviest), key=step.work_ns.__getitem__)
+    for rank in by_stage[lightest]:
+        own = next(iter(parts.get(rank, {}).values()), None)
+        layers = None if own is None else _layers(run.ranks[rank], list(step_ns.get(rank, ())), own.at_most)
+        if layers:
+            return step.work_ns[lightest] / layers
+    return None
+
+
+def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> int | None:
+    """Return how many layers with attention a stage has; None where it does not run one of its kernels equally often
+    for each micro-batch.
+
+    Of the kernels of attention that one counts which takes longest: the backward's, which no recomputation runs twice.
+    """
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & np.isin(spans.step, steps))
+    rows = rows[rows_named(spans.name[rows], timeline.names, ATTENTION.search)]
+    if not rows.size or not steps:
+        return None
+    names, place, counts = np.unique(spans.name[rows], return_inverse=True, return_counts=True)
+    took = np.bincount(place, (spans.end_ns - spans.start_ns)[rows], names.size)
+    layers, rest = divmod(int(counts[took.argmax()]), len(steps) * microbatches)
+    return None if rest else layers
+
+
+def _what_to_move(step: _StepWork | None, layer_ns: float | None) -> str:
+    """Return what evens stages out: layers, where one is shorter than the excess; else finer parts."""
+    if step is None or layer_ns is None or layer_ns < step.more_ns:
+        return "move layers to them"
+    return (
+        f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest; what "
+        "it has more is no layer, but for example the output layer and loss: split the vocabulary, or use finer chunks"
+    )
 
 
 def _without_pauses(

@@ -233,6 +233,8 @@ TRANSFERS: Final = ("slow_transfer", "dependency", "tail", "late_end")
 """Causes of time after the last member of a call had come, where all calls are split into wait and transfer ..."""
 TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
+MAY_BE_WAITING: Final = frozenset({"dependency", "tail"})
+"""Causes that hold waiting for other ranks where calls are not split."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that are the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)

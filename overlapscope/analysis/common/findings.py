@@ -1,6 +1,6 @@
 """The type of a finding, and findings about kernels without a classification and gaps in the recording."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +10,10 @@ from overlapscope.timeline.run import Source
 
 MILLISECOND_NS = 1_000_000
 FEW_LINKED = 0.95
+OF_GRAPHS = 0.5
+"""Of a rank that launches CUDA graphs, the share of device spans without a launch from which they are the graphs'. A
+choice: what a profiler that begins late misses are the first ones, never most of several steps."""
+GRAPHS = "; CUDA graphs are launched, whose kernels have no launch of their own: record a few eager steps, too"
 MANY_UNCLASSIFIED = 0.02
 """Share of the compute time from which unclassified kernels could change the figures."""
 
@@ -67,14 +71,18 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
     return findings
 
 
-def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
-    """Return findings for gaps in recordings. `spans` holds (device spans, those without a launch) by rank."""
+def recording_gaps(
+    sources: Sequence[Source], spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int] = ()
+) -> list[Finding]:
+    """Return findings for gaps in recordings. `spans` holds (device spans, those without a launch) by rank, without
+    ranks of which no host events exist; `launch_graphs` are the ranks that launch CUDA graphs."""
     findings = _unlinked(
         {
             rank: (total, unlinked)
             for rank, (total, unlinked) in spans.items()
             if total and (total - unlinked) / total < FEW_LINKED
-        }
+        },
+        launch_graphs,
     )
     for source in sources:
         if source.truncated or source.repaired or source.dropped:
@@ -99,7 +107,7 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
     return findings
 
 
-def _unlinked(spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
+def _unlinked(spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int]) -> list[Finding]:
     """Return one finding for all ranks of which many device spans have no launch, as (device spans, those) by rank."""
     if not spans:
         return []
@@ -107,16 +115,22 @@ def _unlinked(spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
     one = next(iter(spans)) if len(spans) == 1 else None
     where = f"of {rank_list(spans)}" if one is not None else f"on each of {rank_list(spans)}"
     which = {"ranks": sorted(spans)[:MAX_LISTED]} if one is None else {"rank": one}
+    of_graphs = GRAPHS if _mostly_graphs(spans, launch_graphs) else ""
     return [
         Finding(
             id="unlinked_spans" if one is None else f"unlinked_spans:rank{one}",
             severity="info",
             title=f"{_range(without)} of {_range(totals)} device spans {where} have no recorded launch: they count in "
-            "the window in which they ran, but belong to no step",
+            f"the window in which they ran, but belong to no step{of_graphs}",
             evidence={**which, "spans": sum(totals), "unlinked": sum(without)},
             known_from="trace",
         )
     ]
+
+
+def _mostly_graphs(spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int]) -> bool:
+    """Return whether every one of these ranks launches CUDA graphs, and more than `OF_GRAPHS` have no launch."""
+    return all(rank in launch_graphs and unlinked > OF_GRAPHS * total for rank, (total, unlinked) in spans.items())
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
 from overlapscope.analysis.cross_rank.impossible_calls import drop_impossible
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
-from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.cross_rank.point_to_point import PairMatching, exchanges, match_pairs
 from overlapscope.analysis.cross_rank.rooted_calls import waited_in
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
@@ -161,6 +161,8 @@ def match_and_align(run: Run) -> CrossRank:
     if not clock_set:
         splits = with_begins(run, splits, hosts)
     pairs = match_pairs(run, clocks)
+    if not clock_set:
+        known = join_by_uneven(known, exchanges(run, pairs.pairs), hosts)
     reasons = (*early_end_reasons(splits, clocks), *start_reasons(every), *explain_unmatched(run, checked, pairs))
     checked = replace(checked, reasons=(*checked.reasons, *reasons))
     return CrossRank(

@@ -1,11 +1,13 @@
 """Match point-to-point calls: a send on one rank with the receive of the same message on another.
 
 Between two ranks of a group, messages arrive in the order in which they are sent, so the k-th send is the k-th receive.
-The peer is recorded, or there is only one other member. Wait and transfer are not separated: a send may end before its
+The peer is recorded, or there is only one other member. Batches of both, which name no peer, are paired where all of a
+group's end together with one of a neighbour in it. Wait and transfer are not separated: a send may end before its
 message is received.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -13,7 +15,8 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.group_calls import named
-from overlapscope.timeline.columns import NONE, Collectives, Ints
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
+from overlapscope.timeline.columns import NONE, Collectives, Floats, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
@@ -21,6 +24,10 @@ EARLY_NS: Final = 50_000
 """A receive that ends this long before its send begins belongs to another message ..."""
 MAX_EARLY: Final = 0.05
 """... and above this share of such receives, the recordings do not hold the same messages."""
+TOGETHER_NS: Final = 100_000
+"""A choice: two ranks see an exchange of theirs end within so much of each other. Such calls take milliseconds."""
+FEWEST_NAMED: Final = 3
+"""So many messages with a known peer show how far apart the clocks of two ranks are."""
 
 MAX_REASONS: Final = 20
 
@@ -63,13 +70,16 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
     sends: dict[_Way, Ints] = {}
     recvs: dict[_Way, Ints] = {}
     reasons: list[str] = []
+    batches: dict[str | None, dict[int, Ints]] = {}
     unmatched = 0
     members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
     for rank, timeline in run.ranks.items():
         for op, group, peer, rows in _spoken(rank, timeline, members):
-            if peer == NONE:
+            if peer == NONE and op == BOTH:
+                batches.setdefault(group, {})[rank] = rows
+            elif peer == NONE:
                 unmatched += rows.size
-                reasons.append(f"{named(group)}: the peer of its {op} calls was not recorded; they are not paired")
+                reasons.append(_says_no_peer(group, op))
             elif peer not in run.ranks or peer == rank:
                 unmatched += rows.size
                 reasons.append(f"{named(group)}: sends and receives with ranks that were not recorded are not paired")
@@ -92,9 +102,111 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         else:
             unmatched += sent.size + got.size
             reasons.append(f"{named(way.group)}, rank {way.sender} to rank {way.receiver}: {why}")
+    for group, each_rank in batches.items():
+        exchanges = _exchanges(run, group, members.get(group or "", ()), each_rank, pairs, clocks)
+        if exchanges is None:
+            unmatched += sum(rows.size for rows in each_rank.values())
+            reasons.append(_says_no_peer(group, BOTH))
+        pairs += exchanges or []
     said = list(dict.fromkeys(reasons))
     more = [f"{len(said) - MAX_REASONS} more such reasons for sends and receives"] if len(said) > MAX_REASONS else []
     return PairMatching(pairs=tuple(pairs), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more))
+
+
+def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:
+    """Return the messages that devices of two ranks send and receive at once as calls of both: they end together."""
+    found = []
+    for pair in pairs:
+        ranks = (pair.sender, pair.receiver)
+        if not pair.both_ways or not all(run.ranks[rank].has_device for rank in ranks):
+            continue
+        rows = np.array([pair.send_rows, pair.recv_rows])
+        calls = [run.ranks[rank].collectives for rank in ranks]
+        found.append(
+            MatchedCalls(
+                group=pair.group, op=BOTH, dtype=None, bytes=None, ranks=ranks, rows=rows, by_order=True, whole=True,
+                start_ns=np.array([each.start_ns[own] for each, own in zip(calls, rows, strict=True)]),
+                end_ns=np.array([each.end_ns[own] for each, own in zip(calls, rows, strict=True)]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _says_no_peer(group: str | None, op: str) -> str:
+    return f"{named(group)}: the recording does not say with which rank its {op} calls are; they are not paired"
+
+
+def _exchanges(
+    run: Run, group: str | None, members: Sequence[int], batches: Mapping[int, Ints], known: Sequence[MessagePairs],
+    clocks: Clocks,
+) -> list[MessagePairs] | None:  # fmt: skip
+    """Pair all the batches of a group, each with one of the member before or after; None where any is left or unsure.
+
+    Those of the first member can only be with the second one, the rest of which is with the third one, and so on.
+    `batches` holds the rows of each rank in order of time, `known` the messages whose peer is known.
+    """
+    if not set(members) <= run.ranks.keys():
+        return None
+    none = np.empty(0, np.int64)
+    found: list[MessagePairs] = []
+    left = batches.get(members[0], none) if members else none
+    for one, other in pairwise(members):
+        theirs = batches.get(other, none)
+        if left.size:
+            ends = _ends(run, (one, other), (left, theirs), known, clocks)
+            at = None if ends is None else _one_of_each(*ends)
+            if at is None:
+                return None
+            found.append(
+                MessagePairs(
+                    group=group, sender=min(one, other), receiver=max(one, other), both_ways=True,
+                    send_rows=left if one < other else theirs[at], recv_rows=theirs[at] if one < other else left,
+                )
+            )  # fmt: skip
+            theirs = np.delete(theirs, at)
+        left = theirs
+    placed = sum(each.send_rows.size + each.recv_rows.size for each in found)
+    agree = placed == sum(rows.size for rows in batches.values()) and not any(
+        _differ(run, _Way(group, each.sender, each.receiver, each.both_ways), each.send_rows, each.recv_rows, clocks)
+        for each in found
+    )
+    return found if agree else None
+
+
+def _ends(
+    run: Run, ranks: tuple[int, int], rows: tuple[Ints, Ints], known: Sequence[MessagePairs], clocks: Clocks
+) -> tuple[Floats, Floats] | None:
+    """Return when calls of two ranks ended, on one clock: the common one, or as far apart as their known messages end;
+    None without either."""
+    ours, theirs = (run.ranks[rank].collectives.end_ns for rank in ranks)
+    if clocks.comparable(ranks):
+        return clocks.aligned(ranks[0], ours[rows[0]]), clocks.aligned(ranks[1], theirs[rows[1]])
+    apart = [
+        theirs[each.recv_rows] - ours[each.send_rows]
+        if each.sender == ranks[0]
+        else theirs[each.send_rows] - ours[each.recv_rows]
+        for each in known
+        if {each.sender, each.receiver} == set(ranks)
+    ]
+    distances = np.concatenate(apart) if apart else np.empty(0, np.int64)
+    if distances.size < FEWEST_NAMED:
+        return None
+    base, ahead = int(ours[rows[0][0]]), int(np.median(distances))
+    return (ours[rows[0]] - base).astype(np.float64), (theirs[rows[1]] - (base + ahead)).astype(np.float64)
+
+
+def _one_of_each(ours: Floats, theirs: Floats) -> Ints | None:
+    """Return for each of our times the only one of theirs, each once, that is near it; None where any has none, or two.
+
+    Both are in order of the calls.
+    """
+    order = np.argsort(theirs, kind="stable")
+    ends = theirs[order]
+    first, after = (np.searchsorted(ends, ours + far) for far in (-TOGETHER_NS, TOGETHER_NS))
+    if not (after - first == 1).all():
+        return None
+    at: Ints = order[first]
+    return at if (np.diff(at) > 0).all() else None
 
 
 def _spoken(

@@ -84,6 +84,8 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """Of it, what lies after the last member began, where one clock shows that."""
     blame_ns: int = 0
     times_last: int = 0
+    waited_for_ns: int = 0
+    """How long the other members waited in the calls that this rank came last to, beyond `counts_from`."""
 
 
 class StepWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +187,9 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         starts = sum(0 if each.start_wait_ns is None else each.start_wait_ns.sum(axis=1) for each in theirs)
         begun = np.broadcast_to(starts, blame.shape)
         late_ends = sum(each.late_end_ns.sum(axis=1) for each in theirs)
-        figures = np.stack([collective, collective - transfer, begun, late_ends, blame, times], axis=1)
+        waited = np.concatenate([each.wait_ns.sum(axis=0) for each in theirs])
+        waited_for = np.bincount(last, weights=waited * (lead > threshold), minlength=len(ranks))
+        figures = np.stack([collective, collective - transfer, begun, late_ends, blame, times, waited_for], axis=1)
         figures = figures.astype(np.float64)
         for rank, its in zip(ranks, figures, strict=True):
             sums[rank] = sums[rank] + its if rank in sums else its
@@ -197,8 +201,9 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
             late_end_ns=round(ended),
             blame_ns=round(blame),
             times_last=round(times),
+            waited_for_ns=round(waited_for),
         )
-        for rank, (collective, wait, begun, ended, blame, times) in sorted(
+        for rank, (collective, wait, begun, ended, blame, times, waited_for) in sorted(
             (rank, its.tolist()) for rank, its in sums.items()
         )
     }

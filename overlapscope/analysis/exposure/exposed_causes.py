@@ -484,8 +484,15 @@ def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> In
 
 
 def _by_what_the_last_did_longer(waits: _Waits, theirs: Ints) -> dict[str, Intervals]:
-    """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met."""
-    longer = np.maximum(theirs - waits.own, 0)
+    """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met.
+
+    The waiting rank may have been in a call while it did nothing else: only what it idled and communicated less than
+    the late rank idled is of that one's host.
+    """
+    more = theirs - waits.own
+    communicated, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_host"))
+    more[idled] += np.minimum(more[communicated], 0)
+    longer = np.maximum(more, 0)
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
     cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]

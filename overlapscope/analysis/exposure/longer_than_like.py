@@ -1,8 +1,10 @@
 """How much longer calls take than the shortest of their like, where wait and transfer could not be separated.
 
 A call of a group of which not all members were recorded lasts until the last of them has come, and then transfers. It
-transfers for no longer than another call that moved as much, or more, took in all. What it takes beyond that is waiting
-for ranks that were not recorded, or sharing a link or a device with other traffic: a bound from below of these two.
+transfers for no longer than another call that moved as much, or more, took in all, and at little less than the rate
+that a larger one reached. What it takes beyond that, and beyond what it ran beside other calls of the same rank, which
+may share its link, is waiting for ranks that were not recorded, or sharing a link or a device with traffic of others: a
+bound from below of these two.
 
 Calls are alike by what is known of them: of a known group by operation, type and size; else by their place, as the n-th
 call of their kind in steps that compute about as long.
@@ -17,7 +19,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.exposure.arrivals import Arrivals
 from overlapscope.analysis.exposure.exposed_causes import Causes, OwnedComm
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
@@ -35,6 +37,16 @@ that they move as much, and steps of a server differ. A choice."""
 OF_LARGER: Final = 1.5
 """A call needs at most so many times as long as a larger one took. A choice: where a library changes its algorithm, or
 a size is not aligned, the larger one may be faster."""
+LEAST_BYTES: Final = 4 << 20
+"""From this size on a call needs at most `OF_LARGER` times as long a byte as a larger one on a device took, and a
+latency. A choice: over TCP sockets NCCL takes as long for 1 MiB as for 8 MiB."""
+LATENCY_NS: Final = 1_000_000
+"""That latency for few members. Of nccl-tests' all-reduces on 8 to 16 devices (A100 over EFA and RoCE, H100 over
+NVSwitch, MI300X) each from 4 MiB on lies below its bound by all larger ones, and of 2 ranks over sockets below `LONGER`
+times that."""
+LATENCY_OF_MEMBER_NS: Final = 30_000
+"""At least so much for each member of the group: a ring passes 2 (n - 1) others, in 14 us each over a network (NCCL,
+src/graph/tuning.cc)."""
 LONGER: Final = 1.25
 """From so many times what it needs on a call counts as longer than its like. A choice: transfers vary by that alone."""
 MAY_WAIT: Final = ("queued", "dependency", "tail", "unknown")
@@ -75,17 +87,28 @@ def longer_than_like(
     begin = np.where(arrived.arrived_ns != NONE, np.maximum(arrived.arrived_ns, calls.start_ns), calls.start_ns)
     lasted_ns = np.where(timed, calls.end_ns - begin, NONE)
     needs_ns = shortest_of_like(timeline, lasted_ns, compute_ns)
-    is_longer = (transfers.transfer_ns == NONE) & (needs_ns != NONE) & (lasted_ns >= LONGER * needs_ns)
+    # Beside other calls of this rank it may have been slower for these alone.
+    in_flight = _several_in_flight(own_comm.start_ns, own_comm.end_ns)
+    beside_ns = np.where(timed, in_flight.within(np.where(timed, begin, 0), np.where(timed, calls.end_ns, 0)), 0)
+    is_longer = (transfers.transfer_ns == NONE) & (needs_ns != NONE) & (lasted_ns - beside_ns >= LONGER * needs_ns)
     of_calls = np.flatnonzero(own_comm.row != NONE)
     row = own_comm.row[of_calls]
     of_calls, row = of_calls[is_longer[row]], row[is_longer[row]]
     starts = np.maximum(begin[row], own_comm.start_ns[of_calls])
-    ends = np.minimum(calls.end_ns[row] - needs_ns[row], own_comm.until_ns[of_calls])
+    ends = np.minimum(calls.end_ns[row] - needs_ns[row] - beside_ns[row], own_comm.until_ns[of_calls])
     waited_for = union(*(causes.busy[cause].intervals for cause in MAY_WAIT))
     exposed = BusyTime(intersection(union((starts, ends)), waited_for))
     exposed_ns = np.zeros(lasted_ns.size, np.int64)
     exposed_ns[row] = exposed.within(starts, ends)
     return LongerThanLike(needs_ns=needs_ns, is_longer=is_longer, exposed=exposed, exposed_ns=exposed_ns)
+
+
+def _several_in_flight(start_ns: Ints, end_ns: Ints) -> BusyTime:
+    """Return when at least two of these calls were in flight."""
+    order = sort_order(start_ns)
+    start, end = start_ns[order], end_ns[order]
+    latest = np.maximum.accumulate(end) if end.size else end
+    return BusyTime(union((start[1:], np.maximum(np.minimum(end[1:], latest[:-1]), start[1:]))))
 
 
 def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mapping[tuple[int, int], int]) -> Ints:
@@ -111,6 +134,10 @@ def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mappin
     even = np.flatnonzero(~rows_named(columns[0][sized], names, UNEVEN.__eq__))
     at_least = _of_size_or_larger(kind[even], sizes[sized[even]], lasted[sized[even]])
     found[rows[sized[even]]] = np.minimum(found[rows[sized[even]]], at_least)
+    large = even[sizes[sized[even]] >= LEAST_BYTES] if timeline.has_device else even[:0]
+    members = np.maximum(calls.group_size[rows[sized[large]]], 0)
+    at_rate = _at_rate_of_larger(kind[large], sizes[sized[large]], lasted[sized[large]], members)
+    found[rows[sized[large]]] = np.minimum(found[rows[sized[large]]], at_rate)
     placed = _of_place(timeline, rows, [*columns, sizes], lasted, compute_ns)
     found[rows] = np.minimum(found[rows], placed)
     return np.where(found == MOST, NONE, found)
@@ -128,16 +155,33 @@ def _of_size(kind: Ints, sizes: Ints, lasted: Ints) -> Ints:
 def _of_size_or_larger(kind: Ints, sizes: Ints, lasted: Ints) -> Ints:
     """Return `OF_LARGER` times the second shortest of the calls of each one's kind that are as large, or larger; `MOST`
     of too few."""
-    found = np.full(kind.size, MOST)
+    return _rounded(OF_LARGER * _second_of_larger(kind, sizes, lasted.astype(np.float64)))
+
+
+def _at_rate_of_larger(kind: Ints, sizes: Ints, lasted: Ints, members: Ints) -> Ints:
+    """Return `OF_LARGER` times as long as each one takes at the second highest rate of such calls, and a latency;
+    `MOST` of too few."""
+    ns_a_byte = _second_of_larger(kind, sizes, lasted / sizes)
+    return _rounded(OF_LARGER * ns_a_byte * sizes + np.maximum(LATENCY_NS, LATENCY_OF_MEMBER_NS * members))
+
+
+def _second_of_larger(kind: Ints, sizes: Ints, values: Floats) -> Floats:
+    """Return the second smallest value of the calls of each one's kind that are as large, or larger; inf of too few."""
+    found = np.full(kind.size, np.inf)
     for each in range(int(kind.max(initial=-1)) + 1):
         own = np.flatnonzero(kind == each)
         own = own[sort_order(-sizes[own])]
-        shortest = np.minimum.accumulate(lasted[own])
-        second = np.minimum.accumulate(np.append(MOST, np.maximum(lasted[own][1:], shortest[:-1])))
+        smallest = np.minimum.accumulate(values[own])
+        second = np.minimum.accumulate(np.append(np.inf, np.maximum(values[own][1:], smallest[:-1])))
         until = np.searchsorted(-sizes[own], -sizes[own], side="right")
         enough = until >= LIKE_CALLS
-        found[own[enough]] = np.rint(OF_LARGER * second[until[enough] - 1])
+        found[own[enough]] = second[until[enough] - 1]
     return found
+
+
+def _rounded(times: Floats) -> Ints:
+    known = np.isfinite(times)
+    return np.where(known, np.rint(np.where(known, times, 0)).astype(np.int64), MOST)
 
 
 def _of_place(

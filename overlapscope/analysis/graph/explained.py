@@ -189,8 +189,11 @@ class RunChains:
         chain = with_late_ends(chain, self._run.ranks, self._late_ns)
         if reason is None:
             return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
-        known = _known_part(chain.chain, failed)
-        return msgspec.structs.replace(chain, chain=known, is_cut=chain.is_cut and len(known) == most, reason=reason)
+        kept = _known_part(chain.chain, failed)
+        is_cut = chain.is_cut and len(kept) == most
+        ranks, origin_ns = self._run.ranks, self.origin_ns
+        known = [piece for each in kept for piece in _divided(each, graph, ranks, origin_ns)]
+        return msgspec.structs.replace(chain, chain=known, is_cut=is_cut, reason=reason)
 
 
 def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
@@ -350,6 +353,8 @@ def _failed(graph: Graph) -> tuple[str, ...]:
 
 
 _HOST: Final = ("host", "alloc")
+NEXT_CALL_NS: Final = 10_000
+"""A call that begins so soon after another one on a stream of communication follows it directly. A choice."""
 MOST_ASKED: Final = 40
 """Stretches, the longest first, of which the first that the recording explains is taken."""
 
@@ -360,6 +365,39 @@ def _known_part(links: Sequence[Link], failed: Sequence[str]) -> list[Link]:
         if (HIDDEN_WAITS in failed and each.kind in _HOST) or each.unexplained_ns:
             return list(links[: at + 1])
     return list(links)
+
+
+def _divided(link: Link, graph: Graph, ranks: Mapping[int, RankTimeline], origin_ns: int) -> list[Link]:
+    """Return the links, the latest first, of the time before a span without a recorded launch: where communication ran
+    on another stream meanwhile, which the span may have waited for, and where nothing did."""
+    if link.gap != "not_launched" or link.kind != "lane" or not link.unexplained_ns or link.span is None:
+        return [link]
+    part = next(each for each in graph.ranks if each.rank == link.rank)
+    begin, end = link.start_ns + origin_ns, link.end_ns + origin_ns
+    starts, ends = (graph.nodes.time_ns[nodes] for nodes in (part.starts(), part.ends()))
+    inside = np.flatnonzero((part.span_kind == COMM) & (starts < end) & (ends > begin))
+    if not inside.size:
+        return [link]
+    starts, ends = np.maximum(starts[inside], begin), np.minimum(ends[inside], end)
+    # Calls that follow each other closely are one stretch.
+    busy = union((starts, np.minimum(ends + NEXT_CALL_NS, end)))
+    timeline = ranks[link.rank]
+    pieces, at, left = [], end, link.unexplained_ns
+    for first, last in zip(busy.starts[::-1].tolist(), busy.ends[::-1].tolist(), strict=True):
+        own = np.flatnonzero((starts >= first) & (ends <= last))
+        until = int(ends[own].max())
+        row = int(part.span_row[inside[own[np.argmax(ends[own] - starts[own])]]])
+        name = timeline.name(int(timeline.spans.name[row]))
+        pieces += [(until, at, link), (first, until, msgspec.structs.replace(link, kind="comm", what=name, span=row))]
+        at = first
+    found = []
+    for start, stop, each in [*pieces, (begin, at, link)]:
+        if stop > start:
+            unknown = min(left, stop - start)
+            left -= unknown
+            found.append(msgspec.structs.replace(each, start_ns=start - origin_ns, end_ns=stop - origin_ns,
+                                                 unexplained_ns=unknown))  # fmt: skip
+    return found
 
 
 def _doing(graph: Graph, rank: int, moment_ns: int) -> Doing:

@@ -201,12 +201,14 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
             continue
         every = job_bounds(graph, ranks) if annotated else [whole]
         steps = every[-MOST_STEPS:]
+        if not steps:  # marked ones in which nothing could be linked to a launch
+            continue
         earlier += len(every) - len(steps)
         time = graph.nodes.time_ns
         tested = self_test(graph, steps)
         holds = [step for step, each in zip(steps, tested.windows, strict=True) if abs(each.error) <= REPLAY_WITHIN]
         others = [name for name in tested.failed if name != REPLAY]
-        if others or (steps and not holds):
+        if others or not holds:
             why = WHY_NOT[others[0] if others else REPLAY]
             continue
         links = links_of(graph, binding_edges(graph))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN
-from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import (
     CALL,
@@ -26,7 +26,13 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.replay import replay, run_edges
-from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, own_chain_ends
+from overlapscope.analysis.graph.scenarios import (
+    Change,
+    aligned_starts,
+    changed_times,
+    own_chain_ends,
+    own_chain_lengths,
+)
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, union
@@ -66,6 +72,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     gain_ns: int
     low_ns: int
     high_ns: int
+    a_step: "Removal | None" = None
+    """The same of a step, the mean over those that all ranks recorded completely; None where that is not asked."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,15 @@ def late_together(graph: Graph, programs: Mapping[int, object]) -> dict[int, int
     return {rank: late for rank, late in sorted(excess.items()) if late > 0 and late >= CLUSTER * most}
 
 
+def late_in_step(graph: Graph, window: Bounds) -> set[int]:
+    """Return the ranks that would end a step late if none waited for its peers in it: later than usual by CLUSTER of
+    what the latest one does."""
+    ends = own_chain_lengths(graph, window, int(graph.nodes.time_ns[window.start].min()))
+    usual = sorted(ends.values())[(len(ends) - 1) // 2]
+    most = max(ends.values()) - usual
+    return {rank for rank, end in ends.items() if end - usual >= CLUSTER * most > 0}
+
+
 def programs_of(ranks: Mapping[int, RankTimeline]) -> dict[int, object]:
     """Return for each rank what identifies its program: how many collectives of each operation it launched.
 
@@ -178,6 +195,23 @@ def removal(
     )  # fmt: skip
 
 
+def of_a_step(
+    whole: RunGraph, timelines: Mapping[int, RankTimeline], ranks: Sequence[int], programs: Mapping[int, object]
+) -> Removal | None:
+    """Return what the ranks are worth together in the mean of the steps that all ranks recorded completely; None where
+    there is no such step, or no other rank ran the program of one of them."""
+    runs = step_runs(job_bounds(whole.graph, timelines))
+    count = sum(steps for _, steps in runs)
+    windows = tuple(window for window, _ in runs)
+    found = removal([Replayed(graph=whole.graph, windows=windows)], ranks, programs) if count else None
+    if found is None:
+        return None
+    return replace(
+        found, aligned_ns=round(found.aligned_ns / count), gain_ns=round(found.gain_ns / count),
+        low_ns=round(found.low_ns / count), high_ns=round(found.high_ns / count),
+    )  # fmt: skip
+
+
 def _lengths(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object], most: int) -> list[int]:
     """Return what the windows take with all recordings begun together, then with the work of each of several peers."""
     graph = one.graph
@@ -205,14 +239,16 @@ def _relieved_ns(one: Replayed, ranks: Sequence[int], programs: Mapping[int, obj
     """Return what windows take with the work of a peer, if compute is `SLOWDOWN` times as long beside communication.
 
     What ran beside a wait that is gone is then shorter. Where communication runs depends on that in turn: the times are
-    replayed until it settles.
+    replayed a few times, first with that of a replay in which compute takes what it took. Begun without any slowdown,
+    where calls lie elsewhere, they had not settled after many rounds.
     """
-    graph = one.graph
-    free = _scaled_compute(graph, aligned_starts(graph), graph.nodes.time_ns, faster=True)
-    change = with_work_of(graph, {rank: own[0] for rank, own in _peers(graph, ranks, programs).items()}, free)
-    if change is None:
-        return one.length_ns(aligned_starts(graph))
-    value = changed_times(graph, change)
+    graph, start = one.graph, aligned_starts(one.graph)
+    peer_of = {rank: own[0] for rank, own in _peers(graph, ranks, programs).items()}
+    free = _scaled_compute(graph, start, graph.nodes.time_ns, faster=True)
+    change, gone = with_work_of(graph, peer_of, free), with_work_of(graph, peer_of, start)
+    if change is None or gone is None:
+        return one.length_ns(start)
+    value = changed_times(graph, gone)
     for _ in range(ROUNDS):
         value = changed_times(graph, _scaled_compute(graph, change, value, faster=False))
     return sum(each.length_ns(value) for each in one.windows)

@@ -163,9 +163,7 @@ def _follow(
     ]
     parts = max(size(timeline.recordings) for timeline in chosen.ranks.values())
     if not every and (marked or parts > 1 or only is not None):
-        return FollowedPaths(
-            reason="no step with a window was recorded, and the recording has several parts or is empty"
-        )
+        return FollowedPaths(reason=_why_no_window(chosen, only, marked=marked))
     followed = _spread(every, odd)
     lengths = [each.end_ns - each.start_ns for each in every if each.step not in odd]
     typical_ns = median_low(lengths or [each.end_ns - each.start_ns for each in every] or [0])
@@ -201,6 +199,19 @@ def _follow(
         left_out=count - len(paths),
         self_tests=tuple(tests),
     )
+
+
+def _why_no_window(run: Run, only: frozenset[int] | None, *, marked: bool) -> str:
+    """Return why no step, and not the whole recording either, has a path."""
+    if only is not None:
+        return "none of the chosen steps was recorded with a begin and an end"
+    if not marked:
+        return "no step is marked, and the recording has several parts"
+    if not any(timeline.num_spans for timeline in run.ranks.values()):
+        return "steps are marked, but nothing was recorded in them"
+    if any(timeline.has_device for timeline in run.ranks.values()):
+        return "steps are marked, but no kernel in them could be linked to a launch"
+    return "steps are marked, but no operation in them was recorded"
 
 
 def _loss(

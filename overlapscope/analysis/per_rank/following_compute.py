@@ -15,9 +15,22 @@ from overlapscope.timeline.run import RankTimeline
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
 """torch's annotation around every optimizer step, and OverlapScope's own mark of the phase."""
 
+LIBRARY_COPY: Final = re.compile(r"\bhorovod::common::batched_\w*memcpy")
+"""A copy into or out of the fusion buffer of a call: a part of that call."""
+NORM_OPS: Final = frozenset({
+    "aten::_foreach_norm", "aten::linalg_vector_norm", "aten::_amp_foreach_non_finite_check_and_unscale_",
+})  # fmt: skip
+CLIP_OPS: Final = NORM_OPS | {
+    "aten::stack", "aten::cat", "aten::add", "aten::reciprocal", "aten::div", "aten::mul", "aten::clamp",
+    "aten::mul_", "aten::_foreach_mul_", "aten::copy_", "aten::_to_copy",
+}  # fmt: skip
+"""Operations of torch.nn.utils.clip_grad_norm_ and of torch.amp.GradScaler: where nothing else, and a norm among them,
+ends the compute of a step, they prepare its gradients for the optimizer."""
+
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """For each step: begin of its last compute other than the optimizer's, and whether its optimizer was recorded."""
+    """For each step: begin of its last compute other than the optimizer's, without the norms of gradients before it,
+    and whether its optimizer was recorded."""
 
     last_start_ns: dict[int, int]
     with_optimizer: frozenset[int]
@@ -38,13 +51,30 @@ def following(timeline: RankTimeline) -> Following:
     computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
     optimizes = in_optimizer(timeline, computes)
     steps = spans.step[computes]
-    others = computes[~optimizes]
-    of_others = spans.step[others]
-    numbers = values_in(of_others)
-    last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size)
+    others = computes[~optimizes & ~rows_named(spans.name[computes], timeline.names, LIBRARY_COPY.search)]
+    numbers = values_in(spans.step[others])
+
+    def last_start(rows: Ints) -> Ints:
+        """Return when the last of these spans began in each step; NONE without any."""
+        return largest_by(np.searchsorted(numbers, spans.step[rows]), spans.start_ns[rows], numbers.size)
+
+    clips, norms = (_of_ops(timeline, others, each) for each in (CLIP_OPS, NORM_OPS))
+    before_clips = last_start(others[~clips])
+    ends_with_norms = (before_clips != NONE) & (last_start(others[norms]) > before_clips)
+    last = np.where(ends_with_norms, before_clips, last_start(others))
     return Following(
         last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
         with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
+    )
+
+
+def _of_ops(timeline: RankTimeline, spans: Ints, ops: frozenset[str]) -> Flags:
+    """Return which of these spans (rows) are of one of the operations, by their own name or the launching one's."""
+    names, table = timeline.names, timeline.spans
+    return np.asarray(
+        rows_named(table.name[spans], names, ops.__contains__)
+        | rows_named(table.host_op[spans], names, ops.__contains__),
+        np.bool_,
     )
 
 

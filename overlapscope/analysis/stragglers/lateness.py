@@ -19,11 +19,14 @@ from overlapscope.analysis.cross_rank.matched_calls import join_columns, positio
 from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.stragglers.host_cause import SharedInterval
-from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
+AT_ONCE_NS: Final = 10_000
+"""A call that begins so soon after the one before it had queued behind that. A choice: longer than pauses between
+kernels."""
 ROUNDS: Final = 100
 """Maximum number of times that blame is passed on; in a circle it becomes smaller each time."""
 
@@ -106,7 +109,8 @@ def _fresh(ranks: tuple[int, ...], theirs: Sequence[Split], order: Ints, coverag
     """Return for each call of a set of ranks, in order of time, what of its lead had not been there at earlier calls.
 
     While one rank stays the last one, its lead lasts, but for what the second-latest one stopped for it: that long it
-    waited in the call without computing, before the next one began.
+    waited in the call without computing, before the next one began. It ends where all came at once; but not to a call
+    that had queued behind the one before it, which says nothing of when they came.
     """
     lead, last, transfer = (
         np.concatenate([getattr(each, name) for each in theirs])[order] for name in ("lead_ns", "last", "transfer_ns")
@@ -122,16 +126,21 @@ def _fresh(ranks: tuple[int, ...], theirs: Sequence[Split], order: Ints, coverag
     # Leads that the spread of the recordings' starts explains are no blame, but last as well.
     total = np.where(even, np.maximum(lead, taken[second, calls] - transfer), lead)
     until = np.minimum(end - transfer, np.append(start[:, 1:], end[:, -1:], axis=1))
+    counts = total > LEADS_COUNT_NS
+    pauses = start[:, 1:] - np.maximum.accumulate(end, axis=1)[:, :-1]
+    queued = np.append(False, (pauses <= AT_ONCE_NS).all(axis=0))[: calls.size]
+    since = np.maximum.accumulate(np.where(counts | ~queued, calls, 0))
+    stays = np.where(counts, last, NONE)[since]
     stopped = np.zeros(order.size, np.int64)
     for row, rank in enumerate(ranks):
-        mine = second == row
+        mine = (second == row) & (stays != row)
         exposed = BusyTime(difference(coverage[rank].comm, coverage[rank].compute))
         stopped[mine] = _within(exposed, start[row, mine], until[row, mine])
     # Stretches of calls to which one rank comes last: each lies above all before it, for one running maximum.
-    stretch = np.cumsum(np.append(True, last[1:] != last[:-1])) - 1
+    stretch = np.cumsum(np.append(True, stays[1:] != stays[:-1])) - 1
     before = np.cumsum(stopped) - stopped
     first = np.searchsorted(stretch, stretch)
-    behind = np.maximum(np.rint(total).astype(np.int64) + before - before[first], 0)
+    behind = np.where(counts, np.maximum(np.rint(total).astype(np.int64) + before - before[first], 0), 0)
     above = stretch * (int(behind.max(initial=0)) + 1)
     most = np.maximum.accumulate(behind + above) - above
     fresh: Floats = np.minimum(np.where(first == calls, most, np.diff(most, prepend=0)), lead)

@@ -29,6 +29,7 @@ from overlapscope.analysis.stragglers.host_cause import (
     recording_cost,
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
+from overlapscope.analysis.stragglers.optimizer_kernels import times_in_optimizer
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.rows import ascending
@@ -40,10 +41,14 @@ MORE: Final = 1.05
 """A rank computes longer than its peers from this factor of their median."""
 EVEN: Final = 0.85
 """A slow device slows down at least this share of its kernels; with less, the work may differ instead."""
-SIZED: Final = 0.5
-"""Least share of the compute time in kernels whose grids may measure work, for more work to be told from slower one."""
+SIZED: Final = 0.25
+"""Least share of the compute time in kernels whose grids may measure work, for more work to be told from slower one:
+where sizes differ from step to step, as tokens of experts do, other kernels have the same grids in each."""
 SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
+SLOWER_TOO: Final = 0.5
+"""A device is slower if kernels of the optimizer, whose work no batch changes, take longer than its peers' by at least
+this share of what all its compute does. A choice: those that wait for memory slow down less with a lower clock."""
 BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
 OFTENER: Final = 2.0
@@ -133,7 +138,10 @@ def _of_longer_compute(
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
     cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work), _by_step(late))
     more |= sized
-    if cause == "more_work":
+    if cause == "longer_compute" and run.ranks[rank].has_device:
+        cause, slower = _by_optimizer(rank, peers, run, _times_as_long(late, work))
+        more |= slower
+    if cause == "more_work" or "optimizer_times" in more:
         return cause, more
     more |= longer_operation(rank, peers, operation_ns, longer_ns)
     pauses_ns, late_ns = _paused_longer(late, paused)
@@ -144,6 +152,15 @@ def _of_longer_compute(
     if _on_cores_of_others(late, run, work, core_waits, lead_ns):
         return None, more  # others had the cores
     return cause, more
+
+
+def _by_optimizer(rank: int, peers: Sequence[int], run: Run, times_as_long: float) -> tuple[str, dict[str, Any]]:
+    """Return whether a device that computed `times_as_long` as its peers is slower, or whether that is not known, by
+    the kernels of its optimizer; with evidence where these show it."""
+    times = times_in_optimizer(rank, peers, run)
+    if times is None or times - 1 < SLOWER_TOO * (times_as_long - 1):
+        return "longer_compute", {}
+    return "slower_compute", {"optimizer_times": times, "slowness": times}  # that by grids was of few kernels
 
 
 def _times_as_long(late: Sequence[LateArrivals], work: Mapping[int, RankCompute]) -> float:

@@ -34,6 +34,7 @@ from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.late_range import late_range
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
+from overlapscope.analysis.stragglers.onset import onset
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints, size
@@ -85,6 +86,9 @@ in the same order each time."""
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
+REMOVAL_STEP: Final = "removal_step_ns"
+"""The evidence of what a step gains without the excess of ranks, the mean over steps: the median, the lowest and the
+highest over peers."""
 COUNTED: Final = 12
 """Up to so many occasions, all ways to give them to ranks are counted."""
 
@@ -115,6 +119,13 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
         """Words to follow others: in how many of the steps that had a late rank this one was late. Empty if in all."""
         late, steps = (self.evidence.get(name, 0) for name in ("late_steps", "steps"))
         return f", in at least {late} of {steps} steps" if 0 < late < steps else ""
+
+    @property
+    def since(self) -> str:
+        """Words to follow others: since which step a device computes longer than its peers. Empty if it always did, or
+        that is not known."""
+        step = self.evidence.get("since_step")
+        return "" if step is None else f", since step {step}"
 
 
 class Compared(msgspec.Struct, kw_only=True, frozen=True):
@@ -147,6 +158,8 @@ def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Stra
         return []
     if isinstance(late, str):
         return [replace(each, no_removal_reason=late) for each in _by_blame(ranks)]
+    step = late.a_step
+    a_step = {} if step is None else {REMOVAL_STEP: [step.gain_ns, step.low_ns, step.high_ns]}
     found = []
     for rank in late.ranks:
         others = [each for each in late.ranks if each != rank]
@@ -160,6 +173,7 @@ def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Stra
                 removal_low_ns=late.low_ns,
                 removal_high_ns=late.high_ns,
                 late_with=others,
+                evidence=each.evidence | a_step,
             )
             for each in _by_blame(alone, named=rank)
         ]
@@ -230,6 +244,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         if of_phases and not run.ranks[rank].has_device:
             cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blame_ns)
             evidence |= more
+        began = onset(rank, compared_peers(theirs), run) if cause in OF_COMPUTE else {}
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         in_range = late_range(rank, run, [each.met for each in theirs], sum(int(each.lead_ns.sum()) for each in theirs))
         known = {
@@ -239,6 +254,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             **_steps(theirs, arrivals),
             **evidence,
             **in_range,
+            **began,
         }
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
@@ -356,7 +372,7 @@ def may_be_late(waits: Mapping[int, RankWait], window_ns: Mapping[int, int | Non
 
 def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     """Return the ranks that are late, and what they are worth; None if that is not much, or why it is not known."""
-    from overlapscope.analysis.graph.removal import late_together, needed, programs_of, removal  # noqa: PLC0415 - a recording without host events needs no graph
+    from overlapscope.analysis.graph.removal import late_together, needed, of_a_step, programs_of, removal  # noqa: PLC0415 - a recording without host events needs no graph
 
     programs = programs_of(run.ranks)
     late = late_together(whole.graph, programs)
@@ -366,7 +382,9 @@ def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     if found is None:
         return "no_like_peer"
     found = needed(whole.replayed, found, programs)
-    return found if found.low_ns > 0 and found.gain_ns >= WEIGHS * found.aligned_ns else None
+    if found.low_ns <= 0 or found.gain_ns < WEIGHS * found.aligned_ns:
+        return None
+    return replace(found, a_step=of_a_step(whole, run.ranks, found.ranks, programs))
 
 
 def beside_slow_links(held: Sequence[Straggler], links: Sequence[Finding]) -> list[Straggler]:

@@ -70,7 +70,7 @@ def cause_by_phase(
     often = np.mean((own[OPTIMIZER] >= (1 + even) * usual[OPTIMIZER])[has]) if has.sum() >= FEWEST_STEPS else 0.0
     slower = (
         often >= OFTEN and took[OPTIMIZER] >= (1 + even) * peers_took[OPTIMIZER]
-        and not any(map(_holds_another_part, timelines))
+        and not any(map(holds_another_part, timelines))
     )  # fmt: skip
     return ("slower_compute" if slower else "longer_compute"), evidence
 
@@ -95,7 +95,7 @@ def _phases(timeline: RankTimeline, steps: Sequence[int]) -> dict[str, Floats]:
     return {name: np.bincount(place[own], took[own], len(steps)).astype(np.float64) for name, own in among.items()}
 
 
-def _holds_another_part(timeline: RankTimeline) -> bool:
+def holds_another_part(timeline: RankTimeline) -> bool:
     """Return whether a rank may hold a part of the model that is larger than another one's."""
     used = {timeline.names[code] for code in set(timeline.collectives.op.tolist()) if code != NONE}
     return not used.isdisjoint(OF_UNEQUAL_PARTS)

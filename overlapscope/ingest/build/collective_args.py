@@ -98,6 +98,19 @@ def peer_rank(args: CollectiveArgs) -> int | None:
     return parse_count(args.source_rank) if target is None else target
 
 
+_NAMED_PEER: Final = re.compile(r"^[a-z]*ccl:(?:send \d+->|recv \d+<-)(?P<peer>\d{1,9})$")
+
+
+def named_peer_rank(name: str, members: Sequence[int]) -> int | None:
+    """Return the global rank that a range such as `nccl:send 1->2` names, by its index among the group's members.
+
+    torch writes both ranks as they are in the group (`pointToPoint` in ProcessGroupNCCL.cpp).
+    """
+    found = _NAMED_PEER.match(name)
+    index = int(found["peer"]) if found else len(members)
+    return members[index] if index < len(members) else None
+
+
 _CALLED_PEER = 2
 
 

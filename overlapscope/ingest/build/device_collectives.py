@@ -1,7 +1,7 @@
 """Build collectives from communication spans: the call to which each span belongs, and what it moved."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from overlapscope.ingest.build.collective_args import (
     group_ranks,
     input_dtype,
     input_elements,
+    named_peer_rank,
     parse_count,
     parse_function_id,
     peer_rank,
@@ -22,6 +23,7 @@ from overlapscope.ingest.build.kernel_names import (
     API_RANGE,
     C10D_CALL,
     LIBRARY_RANGE,
+    OF_SERVER,
     RECORD_PARAM_COMMS,
     SYMMETRIC_MEMORY,
     Classifier,
@@ -31,7 +33,7 @@ from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, SEND_OPS, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
@@ -42,6 +44,7 @@ _RANGES = {
     "library": LIBRARY_RANGE,
     "call": C10D_CALL,
     "symmetric": SYMMETRIC_MEMORY,
+    "server": OF_SERVER,
     "api": API_RANGE,
 }
 """Host ranges that describe the collective launched inside them."""
@@ -73,6 +76,11 @@ class GroupBook:
             )
             self._groups[name] = known
         return size or known.size
+
+    def members_of(self, name: str | None) -> tuple[int, ...]:
+        """Return the ranks of a group; none where they are not known."""
+        known = self._groups.get(name or "")
+        return (known.ranks if known else None) or ()
 
     def groups(self) -> tuple[Group, ...]:
         """Return all groups found so far."""
@@ -169,9 +177,27 @@ def _describe(
         "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
         if op == "all_to_all"
         else None,
-        "peer": peer_rank(full),
+        "peer": _peer(columns, names, full, around, int(spans.device_note[span]), book.members_of(name)),
         "record_function_id": parse_function_id(record) or parse_function_id(call),
     }
+
+
+def _peer(
+    columns: TraceColumns,
+    names: list[str],
+    args: CollectiveArgs,
+    around: Mapping[str, int],
+    device_note: int,
+    members: Sequence[int],
+) -> int | None:
+    stated = peer_rank(args)
+    if stated is not None:
+        return stated
+    host, notes = columns.host.name, columns.device_notes.name
+    named = [
+        names[int(column[row])] for column, row in ((host, around["library"]), (notes, device_note)) if row != NOWHERE
+    ]
+    return next((peer for each in named if (peer := named_peer_rank(each, members)) is not None), None)
 
 
 def _moved_by_arguments(
@@ -180,9 +206,10 @@ def _moved_by_arguments(
     """Return elements in, elements out and dtype for older torch: from the annotation's or the caller's tensors."""
     source = columns.host_args.get(around["library"], _NO_ARGS)
     moved_in, moved_out = input_elements(source), None
-    if moved_in is None and around["symmetric"] != NOWHERE:
-        source = columns.host_args.get(around["symmetric"], _NO_ARGS)
-        moved_in = input_elements(source)
+    for kind in ("symmetric", "server"):
+        if moved_in is None and around[kind] != NOWHERE:
+            source = columns.host_args.get(around[kind], _NO_ARGS)
+            moved_in = input_elements(source)
     if op in ("all_gather", "reduce_scatter") and size is None:
         # Without a group size only the caller's (output, input) gives the gathered size.
         shapes = (input_elements(call, 1), input_elements(call, 0))
@@ -208,6 +235,8 @@ def _operation(
     for pattern, column, row in spelled:
         found = pattern.match(names[int(column[row])]) if row != NOWHERE else None
         better = canonical_operation(found["op"]) if found else None
+        if op == "coalesced" and better in SEND_OPS:
+            return "send_recv"  # of a batch, a range of the caller names one message alone
         if better is not None and better != "coalesced":
             return better
         op = op or better

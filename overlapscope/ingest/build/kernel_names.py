@@ -31,6 +31,8 @@ API_RANGE: Final = re.compile(
 )
 """Ranges of NCCL's and RCCL's own calls that launch kernels; a group launches them when it ends."""
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
+OF_SERVER: Final = re.compile(r"^vllm::(?P<op>all_reduce)$")
+"""vLLM's own operation around whichever library reduces; its first argument is the tensor."""
 
 
 class KernelClass(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ class Classifier:
 def may_describe_collective(name: str) -> bool:
     """Return whether a host range's arguments may describe a collective."""
     return name == RECORD_PARAM_COMMS or any(
-        each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, C10D_CALL, SYMMETRIC_MEMORY)
+        each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, C10D_CALL, SYMMETRIC_MEMORY, OF_SERVER)
     )
 
 

@@ -33,10 +33,10 @@ def _one(number: int, each: Recommendation) -> str:
     lines = [f"{number}. {one_row(each.title)} [{each.id}]"]
     cost = cost_text(each.gpu_hours_a_day, each.price_a_day)
     cost = cost and f", {cost}"
-    if each.predicted_gain_ns is not None:
+    if each.predicted_gain_ns is not None and each.verdict != "look":
         low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
         lines.append(f"   {gain(each)} ({low} to {high}, 90 %){cost}, {each.confidence}")
-    elif each.gain_high_ns is not None:
+    elif gain(each):
         lines.append(f"   {gain(each)}{cost}, {each.confidence}")
     for name, reasons in (("measured", each.measured), ("assumed", each.assumed)):
         lines += [f"   {name + ':':11}{'; '.join(reasons)}"] if reasons else []
@@ -104,6 +104,9 @@ def _wrapped(text: str, indent: str = "   ") -> str:
 
 def gain(each: Recommendation) -> str:
     """Return the predicted gain, or its upper bound and what that is, as text; empty where neither is known."""
+    if each.predicted_gain_ns is not None and each.verdict == "look":  # a replay that no error bar is known of
+        between = f"between {ms(each.gain_low_ns or 0)} and {ms(each.gain_high_ns or 0)}"
+        return f"saves about {ms(each.predicted_gain_ns)} ms a {each.per}, {between}"
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
     if each.gain_high_ns is None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
+    MAY_BE_WAITING,
     NO_CAUSES,
     TRANSFER,
     TRANSFERS,
@@ -29,6 +30,7 @@ from overlapscope.analysis.result import (
     StepBreakdown,
     WithoutOutliers,
     causes_of_all_steps,
+    has_others,
     slowed_by_communication,
     usual_causes,
     without_outliers,
@@ -78,8 +80,6 @@ WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
 UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
-MAY_BE_WAITING: Final = frozenset({"dependency", "tail"})
-"""Causes that hold waiting for other ranks where calls are not split."""
 OR_RANKS: Final = ", or for other ranks"
 """What ends the label of compute that waited, where not all calls are split into wait and transfer."""
 WORTH_HOURS = 0.1
@@ -381,7 +381,7 @@ def _causes(analysis: Analysis) -> str:
     cost = analysis.throughput
     hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
     price = cost.price_per_gpu_hour if cost and hours else None
-    unsplit = head.exposed_wait_ns is None and len(analysis.ranks) > 1
+    unsplit = head.exposed_wait_ns is None and has_others(analysis)
     every, whole = usual_causes(analysis), causes_of_all_steps(analysis)
     of_steps = "of all steps" if every == whole else "of steps but outliers"
     exposed_ns = head.exposed_comm_ns or 1
@@ -422,11 +422,11 @@ def _causes(analysis: Analysis) -> str:
         if analysis.skew.unmatched:
             why = "Not all calls could be matched across ranks"
         where = "what the next compute waited for holds"
-        if "dependency" not in head.causes:
+        if head.causes.get("tail", 0) > head.causes.get("dependency", 0):
             where = "what nothing but the optimizer follows holds"
         elif "unknown" in head.causes:
             where = "what is unknown, and what the next compute waited for, may hold"
-        lines.append(f"{why}: {where} waiting for other ranks, too.")
+        lines.append(fill(f"{why}: {where} waiting for other ranks, too.", MAX_WIDTH, break_on_hyphens=False))
     return "\n".join(lines)
 
 

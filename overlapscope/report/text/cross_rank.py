@@ -53,6 +53,9 @@ WORDS: Final[Mapping[str, str]] = {
     "work_ns": "its kernels would take {} at the usual speed",
     "peers_work_ns": "its peers' kernels would take {} at the usual speed",
     "slowness": "its kernels take {} times as long as usual",
+    "optimizer_times": "kernels of its optimizer take {} times as long as its peers'",
+    "since_step": "since step {}",
+    "times_since": "compute {} times as long from there on",
     "in_larger_grids": "{} of its compute in larger grids than its peers'",
     "garbage_collector_ns": "{} more in garbage collection pauses",
     "data_loading_ns": "{} longer between steps (for example data loading)",
@@ -70,6 +73,8 @@ LARGER_INPUTS: Final[Mapping[str, str]] = {
 MAX_DELAYING: Final = 4
 WORTH_DELAY: Final = 0.01
 """Least share of the longest delay of a rank for that of another one to be named."""
+LED_LITTLE: Final = 0.5
+"""Where leads, for each of the others, are less than this share of the waiting, the text says what a delay is."""
 REPEATED: Final = 1.25
 """From this ratio on of delays to what is left of them where a lead that lasts counts once, that is said."""
 SHARES: Final = frozenset({"in_larger_grids"})
@@ -82,13 +87,14 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis)]
-    parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
+    parts += [*together_text(skew), *_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
     parts += matched_text(skew, lacks=lacks_members(analysis))
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [_reason(each, all_rows=all_rows) for each in shown]
     if len(shown) < len(skew.reasons):
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
-    return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
+    in_sets = analysis.headline.longest_because == "clocks"
+    return "\n".join([*parts, *_clocks(skew, all_rows=all_rows, in_sets=in_sets)])
 
 
 def in_flight_text(analysis: Analysis) -> list[str]:
@@ -110,6 +116,24 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     once = f"rank {first.rank} delayed others by {ms(first.delayed_ns or 0)} ms"
     once += "".join(f", rank {each.rank} by {ms(each.delayed_ns or 0)} ms" for each in others)
     return [*found, f"A lead that lasts over several calls counts at each. Counted once, {once}."]
+
+
+def together_text(skew: Skew) -> list[str]:
+    """Return what a delay is, and how long others waited for each rank, where leads explain little of the waiting: then
+    several ranks were late together."""
+    known = [each for each in skew.ranks if each.waited_for_ns]
+    waited_ns = sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in skew.ranks)
+    led_ns = sum(each.blame_ns for each in skew.ranks) * (len(skew.ranks) - 1)
+    if not known or led_ns >= LED_LITTLE * waited_ns:
+        return []
+    known.sort(key=lambda each: -(each.waited_for_ns or 0))
+    shown = [each for each in known if (each.waited_for_ns or 0) >= LATE_ENDS * waited_ns][:MAX_DELAYING]
+    first = "A rank delayed others by what it came last after the one before it"
+    if not shown:
+        return [f"{first}."]
+    while_last = ", ".join(f"{ms(each.waited_for_ns)} ms while rank {each.rank} was last" for each in shown)
+    said = f"{first}: several were late together. Of {ms(waited_ns)} ms waited over all ranks, {while_last}."
+    return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
 
 def late_end_text(skew: Skew) -> list[str]:
@@ -262,13 +286,18 @@ def _cause(straggler: Straggler) -> str:
         words += f"; {ms(evidence.get('longer_op_ns'))} ms more than its peers in {short(evidence['longer_op'])}"
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
+    if straggler.since and (times := evidence.get("times_since")):
+        words += f"{straggler.since}: from within it on its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words
 
 
-def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
-    """Return the clock offsets that are large enough to mislead readers of logs, and how well the clocks agree."""
+def _clocks(skew: Skew, *, all_rows: bool, in_sets: bool) -> list[str]:
+    """Return the clock offsets that are large enough to mislead readers of logs, and how well the clocks agree.
+
+    `in_sets` is for clocks that cannot all be compared: offsets are those within each set of ranks that calls connect.
+    """
     far = sorted(((rank, off) for rank, off in skew.clock_offset_ns.items()), key=lambda each: -abs(each[1]))
     far = [(rank, off) for rank, off in far if all_rows or abs(off) >= CLOCK_SHOWS_NS]
     if not far:
@@ -278,7 +307,8 @@ def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
     more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
     residual = f", residual {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
     one = ", though all hosts have one name: it may be one clock" if skew.one_host else ""
-    return [f"Clock offsets from the reference rank, ms (corrected above{residual}): {offsets}{more}{one}."]
+    of_whom = "the reference rank of the ranks that calls connect each with" if in_sets else "the reference rank"
+    return [f"Clock offsets from {of_whom}, ms (corrected above{residual}): {offsets}{more}{one}."]
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:

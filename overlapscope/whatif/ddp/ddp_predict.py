@@ -131,7 +131,9 @@ def predict_ddp(
     flat = _flat(rows, best, case.noise, OF_BEST * best.gain if verdict == "change" else -1.0)
     compressed = _compressed(case, workload, compressions)
     bounds = _bounds(case, workload)
-    notes = [*nothing_to_gain(rows[0], bounds), *case.notes] if case.replay is not None else [*case.notes]
+    # A description that does not match the run explains nothing.
+    known = () if verdict == "insufficient_data" else case.notes
+    notes = [*nothing_to_gain(rows[0], bounds), *known] if case.replay is not None else [*known]
     if case.abstains:
         notes.append(f"faster links and stragglers are not replayed: {case.abstains}")
     return WhatIf(
@@ -287,7 +289,8 @@ def _without_excess(case: DdpCase) -> Answer | None:
     late = case.lateness_ns
     if case.replay is None or not late:
         return None
-    return case.replay.without_excess(case.replay.late_with(sorted(case.replay.ranks)[late.index(max(late))]))
+    ranks = case.replay.late_with(sorted(case.replay.ranks)[late.index(max(late))])
+    return case.replay.without_excess(ranks) if ranks else None
 
 
 def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:

@@ -18,6 +18,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD, LinkTimes, determines_latency, link_times, transfer_curve
 from overlapscope.whatif.ddp.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.not_ddp import why_not_ddp
 from overlapscope.whatif.ddp.recorded_settings import recorded_settings, sent_elements
 from overlapscope.whatif.ddp.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
 from overlapscope.whatif.ddp.slowdown import estimate_slowdown
@@ -160,8 +161,8 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None, graphs: Built
     try:
         seen = recorded_steps(run, cross_rank)
     except InputError as error:
-        waiting = _waiting_message(cross_rank)
-        raise InputError(f"{waiting}{error}") from error
+        why = InputError(why_not_ddp(run) or str(error))
+        raise InputError(f"{_waiting_message(cross_rank)}{why}") from why
     device = any(each.has_device for each in run.ranks.values())
     transfers = {rank: _own_clock(rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen) for rank in seen.ranks}

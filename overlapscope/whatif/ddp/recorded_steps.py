@@ -4,6 +4,7 @@ Only complete and equal steps are kept: the same gradients on every rank, and al
 them. Times are nanoseconds on the clock that all ranks share; the axes of the arrays are (rank, step, ...).
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -35,6 +36,8 @@ MOST_RANK_STEPS: Final = 4096
 """Limit on ranks times steps: with many ranks fewer steps are used ..."""
 LEAST_STEPS: Final = 5
 """... but at least this many."""
+FLOATING: Final = re.compile(r"b?float|complex")
+"""Names of the types that gradients have."""
 GLOO_THREADS: Final = 2
 """Collectives that torch's gloo runs at once (`ProcessGroupGloo::Options::threads`)."""
 
@@ -185,7 +188,8 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
     position = np.array([place.get(name, -1) for name in timeline.names], np.int64)
     reduces = np.array([name == "all_reduce" for name in timeline.names], np.bool_)
     usable = (calls.elements > 0) & (calls.bytes > 0) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    sized = np.array([name in ITEM_BYTES for name in timeline.names], np.bool_)
+    # Numbers of other types are no gradients: DDP sums a map of used parameters in int32 (find_unused_parameters).
+    sized = np.array([name in ITEM_BYTES and FLOATING.match(name) is not None for name in timeline.names], np.bool_)
     usable &= (calls.op >= 0) & reduces[calls.op] & (calls.dtype >= 0) & sized[calls.dtype]
     usable &= (calls.end_ns >= calls.start_ns) & (calls.end_ns >= calls.launch_ns)
     # All-reduces after the optimizer carry no gradients: local SGD averages parameters there.

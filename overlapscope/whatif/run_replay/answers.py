@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.bounds import job_bounds
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import JobReplay, Limits, MakeChange, job_replay
-from overlapscope.analysis.graph.removal import late_together, needed, programs_of, removal
+from overlapscope.analysis.graph.removal import late_in_step, late_together, needed, programs_of, removal
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, without_communication
 from overlapscope.timeline.columns import COMM, Floats
 from overlapscope.timeline.intervals import Intervals
@@ -23,6 +24,9 @@ EXPOSED_MATTERS: Final = 0.01
 """Less exposed communication, as a share of the step, needs no explanation."""
 LEFT_MATTERS: Final = 0.5
 """Nothing much is gained where it is less than this share of what is exposed."""
+IN_STEPS: Final = 0.5
+LEAST_STEPS: Final = 3
+"""A straggler is late in this share of so many steps, or more."""
 PAUSE_CAP_MS: Final = 3.0
 """Host pauses longer than this are capped in a scenario: an operation that launches takes far less."""
 
@@ -107,14 +111,24 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self._answer(lambda graph: capped_pauses(graph, round(cap_ms * 1e6)), {})
 
     def late_with(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that are late together with a rank, and the rank; ascending."""
+        """Return the ranks that are late together with a rank, and the rank, ascending; none where one of them is late
+        in less than half of the steps: who is slow now and then is no straggler."""
         programs, recordings = programs_of(self.ranks), self.job.replayed
         late = late_together(recordings[0].graph, programs)
-        if rank not in late or len(late) == 1:
+        if rank not in late:
             return (rank,)
-        found = removal(recordings, list(late), programs)
+        found = removal(recordings, list(late), programs) if len(late) > 1 else None
         kept = found and needed(recordings, found, programs).ranks
-        return kept if kept and rank in kept else (rank,)
+        ranks = kept if kept and rank in kept else (rank,)
+        return ranks if all(share >= IN_STEPS for share in self._late_in(ranks)) else ()
+
+    def _late_in(self, ranks: Sequence[int]) -> list[float]:
+        """Return in which share of the steps each rank is among the late ones, by what it does alone; nothing of fewer
+        than LEAST_STEPS, and where not all ranks ran the same program, of which some wait less."""
+        if len(set(programs_of(self.ranks).values())) > 1:
+            return []
+        late = [late_in_step(each, window) for each in self.job.graphs for window in job_bounds(each, self.ranks)]
+        return [sum(rank in each for each in late) / len(late) for rank in ranks] if len(late) >= LEAST_STEPS else []
 
     def without_excess(self, late: Sequence[int]) -> Answer | None:
         """Return what it is worth that ranks work as fast as their peers; None where no other did the same work."""

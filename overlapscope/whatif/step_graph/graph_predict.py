@@ -146,7 +146,10 @@ def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChang
     found += [other_algorithm(each) for each in options.algorithms]
     if options.straggler and case.straggler is not None:
         late = () if case.replay is None else case.replay.late_with(case.straggler)
-        found.append(straggler_removed(case.straggler, late))
+        if late or case.replay is None:
+            found.append(straggler_removed(case.straggler, late))
+        else:
+            why.append(f"no straggler is removed: rank {case.straggler}, the latest in all, is not in most steps")
     if case.replay is not None:
         found.append(pauses_capped(PAUSE_CAP_MS))
     return found, why

@@ -25,6 +25,7 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.cli.main import main
 from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text.analysis import render
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
@@ -434,7 +435,9 @@ def test_stages_are_to_be_evened_only_where_they_are_uneven() -> None:
         ({"peer_compute": 70, "dependency": 20}, {0: "more_work"}, "longer; rank 0 is a straggler (more work)"),
         ({"dependency": 90}, {1: "unknown"}, "waited for it; rank 1 is a straggler"),
         ({"dependency": 90}, {1: "host", 0: "host"}, "waited for it; ranks 0, 1 are stragglers"),
-        ({"dependency": 60, "peer_compute": 30}, {}, "the next compute waited for it"),
+        ({"dependency": 60, "peer_compute": 29}, {}, "the next compute waited for it"),
+        ({"dependency": 60, "peer_compute": 30}, {},
+         "60 ms of it: the next compute waited for it; 30 ms: wait: the late rank computed longer"),
     ],
 )  # fmt: skip
 def test_a_straggler_that_does_not_dominate_is_named_with_the_largest_loss(
@@ -469,6 +472,31 @@ def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
         assert named
         assert ("waiting for other ranks included" in named.title) == included
         assert ("give it other work" in named.apply["torch"]) != included
+
+
+@pytest.mark.parametrize(("world_size", "may_wait"), [(1, False), (16, True)])
+def test_what_depends_on_calls_of_one_recorded_rank_of_several_may_be_waiting(
+    world_size: int, *, may_wait: bool
+) -> None:
+    analysis = analyze(recorded(ONE))
+    rank = analysis.ranks[0]
+    run = Run(world_size=world_size, ranks={rank.rank: recorded(ONE).ranks[rank.rank]})
+    info = replace(analysis.run, world_size=world_size, missing_ranks=list(range(1, world_size)))
+    rows = [replace(each, group_size=world_size) for each in analysis.collectives]
+    for cause, assumed in (("dependency", 0), ("pipeline", 0), ("late_launch", world_size > 1)):
+        head = replace(
+            analysis.headline, causes={cause: 90 * MS}, exposed_comm_ns=90 * MS, exposed_wait_ns=None, ranks=[rank.rank]
+        )
+        alone = replace(analysis, ranks=[rank], run=info, headline=head, collectives=rows)
+        named = largest_loss(RuleInput.of(run, alone, match_and_align(run)), [])
+        assert named
+        waits = may_wait and cause == "dependency"
+        assert ("waiting for other ranks included" in named.title) == waits
+        assert ("record all ranks" in named.apply.get("look", "")) == waits
+        assert ("give it other work" in named.apply.get("torch", "")) == (cause == "dependency"), "helps anyway"
+        assert len(named.assumed) == assumed
+        label = "the next compute waited for it, or for other ranks"
+        assert (label in render(alone)) == waits
 
 
 @pytest.mark.parametrize(

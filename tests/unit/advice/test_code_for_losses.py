@@ -8,9 +8,12 @@ from msgspec.structs import replace
 from overlapscope.advice.losses.largest_loss import (
     BY_TURNS,
     IN_BUCKETS,
-    IN_BUCKETS_ON_CORES,
     INSTEAD,
+    LAST_BUCKET,
+    ON_CORES,
+    REPLAY_CAPS,
     SLOW_ON_CORES,
+    _of_gradients,
     largest_loss,
 )
 from overlapscope.advice.rule_input import RuleInput
@@ -18,6 +21,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.result import Analysis
 from overlapscope.timeline.run import Run
+from tests.support import ddp_cases
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
 
 MS = 1_000_000
@@ -56,8 +60,10 @@ def test_for_slow_transfers_cores_come_before_the_link_where_there_is_no_device(
 @pytest.mark.parametrize(
     ("ddp", "overlapped_ms", "has_device", "said"),
     [
-        pytest.param(True, 5, True, IN_BUCKETS, id="with a device"),
-        pytest.param(True, 5, False, IN_BUCKETS_ON_CORES, id="on cores, which threads that transfer need, too"),
+        pytest.param(True, 5, True, f"{IN_BUCKETS}{LAST_BUCKET}", id="with a device"),
+        pytest.param(
+            True, 5, False, f"{IN_BUCKETS}{LAST_BUCKET}{ON_CORES}", id="on cores, which threads that transfer need, too"
+        ),
         pytest.param(False, 5, True, INSTEAD["dependency"], id="nothing says that it is DDP"),
         pytest.param(True, 0, True, INSTEAD["dependency"], id="nothing overlaps"),
         pytest.param(True, None, True, INSTEAD["dependency"], id="whether anything overlaps is not known"),
@@ -78,3 +84,15 @@ def test_other_causes_get_the_same_whatever_the_job(cause: str, *, has_device: b
 @pytest.mark.parametrize(("missing", "said"), [(0, BY_TURNS), (1, INSTEAD["peer_compute"])])
 def test_that_no_rank_is_late_throughout_is_not_said_where_one_was_not_recorded(missing: int, said: str) -> None:
     assert advised("peer_compute", missing=missing) == said
+
+
+@pytest.mark.parametrize(("waits", "said"), [(0, REPLAY_CAPS), (None, LAST_BUCKET)])
+def test_a_replay_of_caps_is_named_where_buckets_were_recorded_and_waiting_is_known(
+    waits: int | None, said: str
+) -> None:
+    run = ddp_cases.recorded(ddp_cases.IN_PAIRS)
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    head = replace(analysis.headline, overlapped_ns=1, exposed_wait_ns=waits)
+    given = RuleInput.of(run, replace(analysis, headline=head), together)
+    assert _of_gradients(given, "dependency").removesuffix(ON_CORES) == f"{IN_BUCKETS}{said}"

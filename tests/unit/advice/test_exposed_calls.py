@@ -6,13 +6,27 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.exposed_calls import average_parameters, go_beside_backward, link_is_full
-from overlapscope.advice.losses.largest_loss import AVERAGES, BESIDE_BACKWARD, INSTEAD, LINK_IS_FULL, _instead
+from overlapscope.advice.losses.exposed_calls import (
+    average_parameters,
+    backward_waits_ns,
+    go_beside_backward,
+    link_is_full,
+    one_bandwidth_gbs,
+)
+from overlapscope.advice.losses.largest_loss import (
+    AVERAGES,
+    BESIDE_BACKWARD,
+    INSTEAD,
+    LINK_IS_FULL,
+    OF_HOROVOD,
+    WAITS_FOR_EACH,
+    _instead,
+)
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
-from tests.support.step_cases import Item, Kernel, Range, Sent, made
+from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
 
 MIB = 1 << 20
 
@@ -90,3 +104,60 @@ def test_buckets_during_backward_are_not_advised_where_reductions_begin_there_be
     for cause, instead in BESIDE_BACKWARD.items():
         assert _instead(given, cause) == (instead if beside else INSTEAD[cause])
         assert "in buckets" not in instead
+
+
+def waiting_for_each(*, first_phase: str | None = "backward", op: str = "reduce_scatter", end: float = 900) -> Run:
+    """Return a job whose backward waits for each of two calls, with 200 us of compute between them."""
+    more = {"op": op, "size_bytes": 36 * MIB}
+    return made(
+        lambda _: [
+            Kernel(start=0, end=300),
+            Sent(start=300, end=400, launch=100, phase=first_phase, **more),  # type: ignore[arg-type]
+            Kernel(start=400, end=600, launch=101),
+            Sent(start=600, end=end, launch=102, phase="backward", **more),  # type: ignore[arg-type]
+            Kernel(start=900, end=990, launch=103),
+        ]
+    )
+
+
+def test_backward_that_waits_for_each_reduction_is_told_to_wait_once() -> None:
+    given = looked_at(waiting_for_each(end=700))
+    assert backward_waits_ns(given) == 200 * US, "compute between, as exposed are 200"
+    assert _instead(given, "dependency") == WAITS_FOR_EACH.format(most="0.2 ms")
+    assert backward_waits_ns(looked_at(waiting_for_each(end=650))) == 150 * US, "what is exposed"
+    assert not backward_waits_ns(looked_at(waiting_for_each(first_phase="forward"))), "as tensor parallelism reduces"
+    assert not backward_waits_ns(looked_at(waiting_for_each(op="all_gather")))
+    beside = made(lambda _: [Kernel(start=0, end=350), Sent(start=300, end=400, phase="backward", size_bytes=36 * MIB)])
+    assert not backward_waits_ns(looked_at(beside))
+
+
+def test_horovod_reduces_beside_backward_without_a_phase() -> None:
+    call = Sent(start=300, end=800, launch=250, size_bytes=36 * MIB)
+    copy = Kernel(start=0, end=600, name="void horovod::common::batched_memcpy_k<0>")
+    given = looked_at(made(lambda _: [copy, call, Kernel(start=800, end=990)]))
+    assert go_beside_backward(given)
+    assert {_instead(given, cause) for cause in BESIDE_BACKWARD} == {OF_HOROVOD}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "computes", "one"),
+    [
+        pytest.param((36, 72), 200, True, id="twice the bytes in twice the time"),
+        pytest.param((36, 36), 200, False, id="all of one size"),
+        pytest.param((36, 200), 200, False, id="at other speeds"),
+        pytest.param((36, 72), 850, False, id="compute takes longer"),
+    ],
+)  # fmt: skip
+def test_fewer_bytes_are_advised_where_transfer_at_one_bandwidth_takes_most_of_a_step(
+    sizes: tuple[int, int], computes: float, *, one: bool
+) -> None:
+    calls = [
+        Sent(start=at, end=at + took, launch=50, op="reduce_scatter", size_bytes=size * MIB)
+        for at, took, size in ((200, 500 / 2, sizes[0]), (451, 500, sizes[1]))
+    ]  # fmt: skip
+    given = looked_at(made(lambda _: [Kernel(start=0, end=computes), *calls]))
+    found = one_bandwidth_gbs(given)
+    assert (found is not None) == one
+    if one:
+        assert found == pytest.approx(36 * MIB / 2 / 250_000, rel=0.02)
+        assert _instead(given, "tail").startswith("# transfer takes longer than compute")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, _wait_by_turns, largest_loss
 from overlapscope.advice.published_effects import published_effects, with_published
 from overlapscope.advice.rule_input import RuleInput
+from overlapscope.advice.step_shape import CUDA, LAST_FIRST, ONE_BUCKET, ROCM, UNUSED
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -27,7 +29,7 @@ from overlapscope.report.redact import redacted
 from overlapscope.report.text import advice as text
 from overlapscope.timeline.columns import Telemetry, make
 from overlapscope.timeline.intervals import length, union
-from overlapscope.timeline.run import Group, Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.property.synthetic.evaluate_job_faults import analyzed
@@ -220,7 +222,11 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     twice = always(*COMPUTED, pair[0], msgspec.structs.replace(pair[1], start=501, end=600))
     assert fired(twice)["tensor_parallel"].loss_ns == 298 * US, "a rank in both groups"
     groups = tuple(Group(name=name, size=1, ranks=(rank,)) for rank, name in enumerate("gh"))
-    apart = msgspec.structs.replace(twice, groups=groups)
+    ranks = {
+        rank: always(*COMPUTED, each).ranks[rank]
+        for rank, each in enumerate([pair[0], msgspec.structs.replace(pair[1], start=501, end=600)])
+    }
+    apart = msgspec.structs.replace(twice, groups=groups, ranks=ranks)
     assert fired(apart)["tensor_parallel"].loss_ns == pytest.approx((199 + 99) / 2 * US), "a rank in one of them"
     gathers = always(*COMPUTED, msgspec.structs.replace(call, op="all_gather"))
     assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
@@ -248,14 +254,24 @@ def test_the_exchange_between_experts_is_known_by_its_dimension_or_its_kernels()
     for more in ({"op": "all_to_all", "dimension": "expert"}, {"op": "dispatch"}):
         found = fired(always(*COMPUTED, Sent(start=301, end=800, launch=1, **more)))  # type: ignore[arg-type]
         assert found["expert_parallel"].loss_ns == 499 * US
+        few = "Buffer.set_num_sms" in found["expert_parallel"].apply.get("deepep", "")
+        assert few == (more["op"] == "dispatch"), "that kernel is DeepEP's"
     embeddings = fired(always(*COMPUTED, Sent(start=301, end=800, launch=1, op="all_to_all")))
     assert "expert_parallel" not in embeddings
+
+
+def test_what_another_call_beside_it_shares_counts_whole_for_the_exchange() -> None:
+    exchange = Sent(start=301, end=600, launch=1, op="all_to_all", dimension="expert")
+    beside = Sent(start=301, end=600, launch=2, op="reduce_scatter", group="h")
+    assert fired(always(*COMPUTED, exchange, beside))["expert_parallel"].gain_high_ns == 299 * US
 
 
 def test_a_giant_all_reduce_is_to_be_split() -> None:
     giant = Sent(start=301, end=900, launch=1, size_bytes=2 << 30)
     found = fired(always(*COMPUTED, giant))
-    assert found["split_all_reduce"].loss_ns == 599 * US
+    assert found["split_all_reduce"].gain_high_ns == 401 * US, "of 599, what a step has without communication"
+    short = msgspec.structs.replace(giant, start=600)
+    assert fired(always(*COMPUTED, short))["split_all_reduce"].gain_high_ns == 300 * US
     assert "exposed_communication" not in found
     assert "split_all_reduce" not in fired(always(*COMPUTED, msgspec.structs.replace(giant, size_bytes=1 << 30)))
 
@@ -263,12 +279,59 @@ def test_a_giant_all_reduce_is_to_be_split() -> None:
 def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
     ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
     call = Sent(start=301, end=900, launch=1)
-    assert fired(always(*COMPUTED, call, ddp))["overlap_without_effect"].loss_ns == 599 * US
+    found = fired(always(*COMPUTED, call, ddp))["overlap_without_effect"]
+    assert found.gain_high_ns == 401 * US, "of 599, what a step has without communication"
+    assert found.apply == {"ddp": ONE_BUCKET}
     assert "overlap_without_effect" not in fired(always(*COMPUTED, call)), "nothing says that it was asked for"
     beside = msgspec.structs.replace(call, start=250)
     assert "overlap_without_effect" not in fired(always(*COMPUTED, beside, ddp))
     other = msgspec.structs.replace(call, op="all_to_all")
     assert "overlap_without_effect" not in fired(always(*COMPUTED, other, ddp)), "DDP overlaps its all-reduces alone"
+
+
+@pytest.mark.parametrize(
+    ("launches", "starts", "rocm", "said"),
+    [
+        pytest.param((301, 302), (301, 600), False, {"ddp": LAST_FIRST}, id="all at once, after the last gradient"),
+        pytest.param((100, 250), (301, 600), False,
+                     {"environment": f"unset {CUDA[1]}  # one queue serialises streams"},
+                     id="during backward, and not begun"),
+        pytest.param((100, 250), (301, 600), True,
+                     {"environment": f"unset {ROCM[1]}  # one queue serialises streams"},
+                     id="with ROCm's variables"),
+        pytest.param((301, 600), (301, 600), False,
+                     {"environment": f"unset {CUDA[0]}  # a launch lasts until its kernel has ended"},
+                     id="each launch waits for the kernel before it"),
+    ],
+)  # fmt: skip
+def test_why_nothing_overlaps_is_what_launches_show(
+    launches: tuple[float, float], starts: tuple[float, float], *, rocm: bool, said: dict[str, str]
+) -> None:
+    ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
+    ends = (starts[1] - 1, 900)
+    calls = [
+        Sent(start=at, end=end, launch=launch) for at, end, launch in zip(starts, ends, launches, strict=True)
+    ]  # fmt: skip
+    name = "hipLaunchKernel" if rocm else "aten::mm"
+    work = (Kernel(start=0, end=300, launch=0, host_op=name), Kernel(start=901, end=990, launch=launches[1] + 301))
+    assert fired(always(*work, *calls, ddp))["overlap_without_effect"].apply == said
+
+
+def test_a_map_of_used_parameters_is_named_where_nothing_overlaps() -> None:
+    ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
+    calls = [Sent(start=301, end=890, launch=301), Sent(start=891, end=900, launch=302, phase="backward", elements=99)]
+    run = always(*COMPUTED, *calls, ddp)
+    assert UNUSED not in fired(run)["overlap_without_effect"].apply["ddp"]
+    ranks = {rank: with_map(each) for rank, each in run.ranks.items()}
+    assert UNUSED in fired(msgspec.structs.replace(run, ranks=ranks))["overlap_without_effect"].apply["ddp"]
+
+
+def with_map(timeline: RankTimeline) -> RankTimeline:
+    """Return a rank whose calls of 99 elements are of type int32."""
+    calls = timeline.collectives
+    names = (*timeline.names, "int32")
+    dtype = np.where(calls.elements == 99, len(timeline.names), calls.dtype).astype(calls.dtype.dtype)
+    return msgspec.structs.replace(timeline, names=names, collectives=msgspec.structs.replace(calls, dtype=dtype))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """16-bit gradients are to be tried where they are reduced in 32 bits, exposed, by a model that computes in 16."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
-from overlapscope.advice.calls.sixteen_bit_gradients import SIXTEEN, WIDE
+from overlapscope.advice.calls.sixteen_bit_gradients import HOROVOD, SIXTEEN, WIDE
 from overlapscope.advice.replayed_settings import _without_bits
 from overlapscope.analysis.analyze import analyze
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import fired
@@ -68,6 +70,56 @@ def test_nothing_is_advised_elsewhere(other: dict[str, object]) -> None:
 
 def test_reductions_over_dp_outside_all_phases_are_of_gradients() -> None:
     assert "sixteen_bit_gradients" in fired(reducing(phase=None, dimension="data", op="reduce_scatter"))
+
+
+NAMED = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def by_horovod(kernel: str = NAMED, *, start: float = 500) -> Run:
+    """Return a job of Horovod, whose calls have neither sizes nor types."""
+    run = reducing(phase=None, start=start)
+    ranks = {rank: untyped(each, kernel) for rank, each in run.ranks.items()}
+    return replace(run, ranks=ranks)
+
+
+def untyped(timeline: RankTimeline, kernel: str) -> RankTimeline:
+    calls = timeline.collectives
+    named = {"ncclDevKernel": kernel, "aten::mm": "void horovod::common::batched_memcpy_k<0>"}
+    none = np.full_like(calls.bytes, NONE)
+    lengthened = replace(calls, bytes=none, elements=none, dtype=np.full_like(calls.dtype, -1))
+    return replace(timeline, names=tuple(named.get(name, name) for name in timeline.names), collectives=lengthened)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (NAMED, True),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", True),
+        ("ncclDevKernel_AllReduce_Sum_f16_RING_LL", False),
+        ("ncclKernel_AllReduce_RING_LL_Sum_half", False),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", False),
+        ("ncclDevKernel_Generic", False),
+    ],
+)
+def test_the_type_of_horovods_reductions_is_in_the_names_of_their_kernels(kernel: str, *, said: bool) -> None:
+    found = fired(by_horovod(kernel)).get("sixteen_bit_gradients")
+    assert (found is not None) == said
+    if found is not None:
+        assert "as the names of kernels say" in found.title
+        assert found.apply == HOROVOD
+        assert "bytes" not in found.evidence
+
+
+def test_calls_of_unknown_size_that_are_short_may_be_small() -> None:
+    assert "sixteen_bit_gradients" not in fired(by_horovod(start=601))
+
+
+def test_ddp_whose_buckets_cannot_be_replayed_gets_the_trial_of_its_bound() -> None:
+    run = reducing()
+    ddp = {rank: replace(each, recorded={"ddp": {"bucket_cap_bytes": 1}}) for rank, each in run.ranks.items()}
+    known = replace(run, ranks=ddp)
+    found, _ = advise(known, analyze(known))
+    assert "sixteen_bit_gradients" in [each.id for each in found]
 
 
 def test_the_loss_is_still_named_and_comes_before_a_trial_that_changes_numerics() -> None:

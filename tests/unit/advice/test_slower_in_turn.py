@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from overlapscope.advice.advise import by_rules
+from overlapscope.advice.slower_in_turn import _always, _OfStep
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
@@ -17,9 +18,9 @@ RANKS, STEP_NS, KERNELS, USUAL_NS, SENT_NS = 3, 57 * MS, 4, 10 * MS, 5 * MS
 IN_TURN = (0, 2, 1, 2, 0, 1)
 
 
-def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1) -> Run:
-    """Return a job whose ranks compute a few kernels, then meet in an all-reduce; in each step one of them takes
-    longer, with `more` kernels, or kernels of so many times as many blocks."""
+def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS) -> Run:
+    """Return a job whose ranks compute a few kernels, then meet in an all-reduce of `sent_ns`; in each step one of them
+    takes longer, with `more` kernels, or kernels of so many times as many blocks."""
     work: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
     sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
     for step, slow in enumerate(slow_in):
@@ -35,7 +36,7 @@ def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: 
             arrived.append(begin + number * taken)
         for rank, calls in sent.items():
             begun = arrived[rank]
-            times = {"start_ns": begun, "end_ns": max(arrived) + SENT_NS, "launch_ns": begun}
+            times = {"start_ns": begun, "end_ns": max(arrived) + sent_ns, "launch_ns": begun}
             calls.append({"kind": COMM, "step": step, "seq": step, **times})
     call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": RANKS}
     steps = [{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(len(slow_in))]
@@ -56,9 +57,13 @@ def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: 
     )
 
 
-def late(run: Run) -> Recommendation | None:
+def named(run: Run, name: str) -> Recommendation | None:
     together = match_and_align(run)
-    return {each.id: each for each in by_rules(run, analyze(run, together), together)}.get("late_rank")
+    return {each.id: each for each in by_rules(run, analyze(run, together), together)}.get(name)
+
+
+def late(run: Run) -> Recommendation | None:
+    return named(run, "late_rank")
 
 
 def test_ranks_that_do_the_same_slower_in_turn_are_named_by_step_with_a_bound() -> None:
@@ -90,3 +95,38 @@ def test_many_steps_are_counted() -> None:
 def test_two_steps_show_no_turns() -> None:
     found = late(job(IN_TURN[:2]))
     assert found is None or found.gain_high_ns is None
+
+
+@pytest.mark.parametrize(
+    ("larger", "title", "look"),
+    [
+        (2, "Even out batches: one rank computes longer than its peers in each step, now this one, now that", "torch"),
+        (1, "Find why devices are slower in turn: one does the same work slower than its peers in each", "nvidia"),
+    ],
+)
+def test_where_transfers_take_most_uneven_steps_stand_alone(larger: int, title: str, look: str) -> None:
+    run = job(IN_TURN, longer=1.05, larger=larger, sent_ns=13 * MS)
+    assert late(run) is None
+    found = named(run, "uneven_steps")
+    assert found is not None
+    assert found.title.startswith(title)
+    assert "(ranks 0, 2, 1, 2, 0, 1 in steps 0, 1, 2, 3, 4, 5)" in found.title
+    assert (found.gain_high_ns, found.per) == (pytest.approx(0.05 * KERNELS * USUAL_NS), "step")
+    assert look in found.apply
+
+
+def test_beside_waiting_that_is_the_largest_loss_uneven_steps_are_not_said_twice() -> None:
+    assert named(job(IN_TURN), "uneven_steps") is None
+
+
+def test_a_rank_that_computes_longer_in_most_steps_has_another_role() -> None:
+    def steps(*computed_ms: tuple[int, ...]) -> dict[int, dict[int, _OfStep]]:
+        return {
+            step: {rank: _OfStep(STEP_NS, ns * MS, 0) for rank, ns in enumerate(own)}
+            for step, own in enumerate(computed_ms)
+        }
+
+    last_stage = steps((29, 29, 29, 43, 42), (29, 29, 29, 42, 43), (29, 29, 29, 43, 42))
+    in_turn = steps((29, 29, 29, 43, 29), (29, 29, 29, 29, 43), (29, 29, 29, 43, 29))
+    assert [_always(rank, last_stage) for rank in (0, 3, 4)] == [False, True, True]
+    assert [_always(rank, in_turn) for rank in (0, 3, 4)] == [False, False, False]

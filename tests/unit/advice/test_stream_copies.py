@@ -1,5 +1,6 @@
 """Copies on the compute stream cost what they keep compute from, whatever else runs beside them."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.losses.replayed_losses import with_replayed_gains
+from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -17,7 +20,8 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.property.synthetic import simulate, write_kineto
 from tests.property.synthetic.job_faults import draw
-from tests.support.step_cases import US, Kernel, Sent, made
+from tests.support.builders import EPOCH_NS
+from tests.support.step_cases import STEP, STEPS, US, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 NAME = "Memcpy HtoD (Pinned -> Device)"
@@ -35,7 +39,7 @@ def copying(*sent: Sent, copied: tuple[float, float] = (600, 700)) -> Run:
 
 def _as_copies(timeline: RankTimeline) -> RankTimeline:
     spans = timeline.spans
-    kinds = np.where(rows_named(spans.name, timeline.names, NAME.__eq__), COPY, spans.kind)
+    kinds = np.where(rows_named(spans.name, timeline.names, re.compile("Memcpy").match), COPY, spans.kind)
     return replace(timeline, spans=replace(spans, kind=kinds.astype(np.int8)))
 
 
@@ -71,3 +75,41 @@ def replayed(run: Run) -> str | None:
     found = by_rules(run, analyze(run, together), together)
     bounded = {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run))}
     return bounded["copies_on_compute_stream"].bound_from
+
+
+def stepping(*kernels: Kernel) -> Run:
+    run = made(lambda _: kernels)
+    return replace(run, ranks={rank: _as_copies(each) for rank, each in run.ranks.items()})
+
+
+BATCH = Kernel(start=0, end=100, name=NAME)
+MODEL = Kernel(start=100, end=900)
+
+
+def test_what_is_copied_before_a_step_computes_is_its_batch_and_nobody_is_told_to_offload() -> None:
+    found = fired(stepping(BATCH, MODEL))["copies_on_compute_stream"]
+    assert list(found.apply) == ["torch"]
+    assert "next batch" in found.title
+    assert "next(batches)" in found.apply["torch"]
+    of_layers = fired(copying())["copies_on_compute_stream"]
+    assert "host_weight" in of_layers.apply["torch"]
+    assert "deepspeed" not in of_layers.apply
+
+
+@pytest.mark.parametrize(("end", "pins"), [(905, False), (990, True)])
+def test_pinned_memory_is_advised_for_copies_from_pageable_memory_that_take_long(end: float, *, pins: bool) -> None:
+    pageable = Kernel(start=900, end=end, name="Memcpy DtoH (Device -> Pageable)")
+    found = fired(stepping(BATCH, MODEL, pageable))["copies_on_compute_stream"]
+    assert found.evidence["pageable"] == pins
+    assert ("pin_memory" in found.apply["torch"]) == pins
+
+
+def test_copies_count_in_the_step_that_launched_them_where_they_ran_before_its_window() -> None:
+    run = stepping(BATCH, MODEL)
+    together = match_and_align(run)
+    given = RuleInput.of(run, analyze(run, together), together)
+    begin, end = EPOCH_NS + 150 * US, EPOCH_NS + 150 * US + STEPS * STEP * US
+    windows = tuple((at, at + STEP * US) for at in range(begin, end, STEP * US))
+    found = copies_on_compute_stream(replace(given, windows=dict.fromkeys(run.ranks, windows)))
+    assert found is not None
+    assert found.loss_ns == 100 * US  # of which the windows hold 5 of 6

@@ -12,6 +12,7 @@ from overlapscope.ingest.build.collective_args import (
     group_ranks,
     input_dtype,
     input_elements,
+    named_peer_rank,
     parse_count,
     parse_ranks,
     tensor_elements,
@@ -232,3 +233,11 @@ def test_a_whole_list_comes_first_then_the_configuration_then_start_and_stride(a
 )  # fmt: skip
 def test_a_list_of_ranks_is_read_with_its_cut(text, ranks, cut):
     assert parse_ranks(text) == (ranks, cut)
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [("nccl:send 1->2", 4), ("nccl:recv 3<-0", 0), ("nccl:send 0->9", None), ("nccl:coalesced", None)],
+)
+def test_a_range_names_the_peer_by_its_place_in_the_group(name, peer):
+    assert named_peer_rank(name, (0, 2, 4, 6)) == peer

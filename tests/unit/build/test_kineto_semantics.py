@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import overlapscope
+from overlapscope.advice.advise import advise
 from overlapscope.analysis.common.findings import recording_gaps
 from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.json_values import elements_of
@@ -135,6 +136,32 @@ def test_ranks_with_spans_without_a_launch_share_a_finding() -> None:
     )
     assert found.id == "unlinked_spans"
     assert found.evidence == {"ranks": [0, 2, 3], "spans": 11350, "unlinked": 1750}
+
+
+def test_kernels_of_graphs_without_a_launch_are_told_from_those_before_the_profiler() -> None:
+    (few,) = recording_gaps((), {0: (100, 20)}, {0})
+    (most,) = recording_gaps((), {0: (100, 90)}, {0})
+    (other,) = recording_gaps((), {0: (100, 90)}, {1})
+    assert "record a few eager steps" in most.title
+    assert not any("CUDA graphs" in each.title for each in (few, other))
+
+
+def test_kernels_of_a_graph_without_its_correlation_belong_to_no_step_and_have_no_path(folder: Path) -> None:
+    begun = [event for event in training(3) if event.sort != "cuda_runtime"]
+    run = load(folder, [*begun, *launched(1 * MS, 777, name="cudaGraphLaunch", thread=MAIN)])
+    found = run.analysis()
+    (unlinked,) = (each for each in found.findings if each.id.startswith("unlinked_spans"))
+    assert unlinked.title.endswith("record a few eager steps, too")
+    assert found.critical_path.reason == "steps are marked, but no kernel in them could be linked to a launch"
+    _, reasons = advise(run.run, found)
+    assert any("its steps are CUDA graphs, which record no gradients" in each for each in reasons)
+
+
+def test_where_no_host_was_recorded_its_launches_are_not_missed(folder: Path) -> None:
+    bare = [event for event in training(3) if event.sort in ("kernel", "gpu_memcpy")]
+    found = load(folder, bare).analysis()
+    assert [each.no_causes_reason for each in found.ranks] == ["no_host_events"]
+    assert not [each for each in found.findings if each.id.startswith("unlinked_spans")]
 
 
 @pytest.mark.parametrize("correlation", [None, 0])
@@ -779,3 +806,25 @@ def test_the_inputs_of_all_operations_of_a_step_are_summed_where_no_device_was_t
 )
 def test_elements_of_shapes(shapes: object, elements: int) -> None:
     assert elements_of(shapes) == elements
+
+
+def test_the_peer_of_a_message_is_in_the_name_of_its_range(folder: Path) -> None:
+    args = collective_args("send", group="5", ranks=(0, 2, 4))
+    run = one_kernel(folder, around("record_param_comms", 30, args=args), around("nccl:send 0->2"), name=NCCL_KERNEL)
+    assert (row(run).op, calls(run).peer.tolist()) == ("send", [4])
+
+
+def test_a_batch_is_more_than_the_message_whose_call_is_around_it(folder: Path) -> None:
+    args = collective_args("coalesced", group="5", ranks=(0, 2, 4))
+    run = one_kernel(
+        folder, around("c10d::send", 40), around("record_param_comms", 30, args=args), around("nccl:coalesced"),
+        name=NCCL_KERNEL,
+    )  # fmt: skip
+    assert (row(run).op, calls(run).peer.isna().tolist()) == ("send_recv", [True])
+
+
+@pytest.mark.parametrize("kernel_name", [NCCL_KERNEL, "void multimem_all_reduce_kernel<c10::BFloat16, 16>(int)"])
+def test_a_servers_own_operation_gives_the_size_of_what_it_reduces(kernel_name: str, folder: Path) -> None:
+    shapes = {"Input Dims": [[1000, 4], []], "Input type": ["c10::BFloat16", ""]}
+    only = row(one_kernel(folder, around("vllm::all_reduce", args=shapes), name=kernel_name))
+    assert (only.op, only.dtype, only.bytes) == ("all_reduce", "bfloat16", 8000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlapscope.analysis.checks.possible_bandwidth import BandwidthCurve
+from overlapscope.analysis.checks.links.possible_bandwidth import BandwidthCurve
 from overlapscope.analysis.exposure.operation_times import OpTime
 from overlapscope.analysis.result import Analysis
 from overlapscope.whatif.cost.recorded_curves import recorded_curves

@@ -14,6 +14,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.compare.compare import compare
 from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS
 from overlapscope.analysis.result import Analysis, waited_for
 from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.waiting import cross_rank_sentences
@@ -101,6 +103,30 @@ def test_waiting_after_the_last_rank_came_is_said_where_it_is_much(share: float,
     lines = shown_lines(with_skew(analysis, ranks=ranks))
     assert any(line.startswith(f"Of the waiting, {ended_ms:,.3f} ms over all ranks") for line in lines) is said
     assert any(line.startswith("Of the waiting") for line in lines) is said
+
+
+def test_where_several_are_late_together_it_is_said_for_whom_was_waited() -> None:
+    run = job(fault="host")
+    analysis = analyze(run)
+    expected = dict.fromkeys(run.ranks, 0)
+    for split in match_and_align(run).splits:
+        for at in range(split.block.calls):
+            if split.lead_ns[at] > LEADS_COUNT_NS:
+                lasted = split.block.end_ns[:, at] - split.block.start_ns[:, at]
+                expected[split.block.ranks[split.last[at]]] += int((lasted - split.transfer_ns[at]).sum())
+    assert {each.rank: each.waited_for_ns for each in analysis.skew.ranks} == pytest.approx(expected, abs=2)
+    said = "A rank delayed others by what it came last after the one before it"
+    assert not any(line.startswith(said) for line in shown_lines(analysis)), "one rank alone is late"
+    together = [
+        replace(each, wait_ns=10 * MS, blame_ns=1_000, start_of_recording_ns=0, late_end_ns=0,
+                waited_for_ns=4 * MS if each.rank == CULPRIT else 1_000)
+        for each in analysis.skew.ranks
+    ]  # fmt: skip
+    shown = " ".join(shown_lines(with_skew(analysis, ranks=together)))
+    waited = f"Of {10 * RANKS}.000 ms waited over all ranks, 4.000 ms while rank {CULPRIT} was last."
+    assert f"{said}: several were late together. {waited}" in shown
+    older = [replace(each, waited_for_ns=None) for each in together]
+    assert said not in " ".join(shown_lines(with_skew(analysis, ranks=older)))
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
@@ -237,6 +263,10 @@ def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 900_000})
     (line,) = [each for each in shown_lines(far) if each.startswith("Clock offsets")]
     assert line.endswith(": rank 1 -3,600,000.000.")
+    assert "the ranks that calls connect" not in line
+    apart = replace(far, headline=replace(far.headline, longest_because="clocks"))
+    (line,) = [each for each in shown_lines(apart) if each.startswith("Clock offsets")]
+    assert line.startswith("Clock offsets from the reference rank of the ranks that calls connect each with, ms")
 
 
 def test_clocks_of_one_host_may_be_one_whatever_their_ends_show() -> None:

@@ -1,6 +1,6 @@
 """Groups compared with each other: pipelines of two stages, links within a host and across, and who is in a group."""
 
-from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.links.slow_link import slow_links
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.timeline.columns import NONE
 from tests.support.overlapping_calls import Met, job

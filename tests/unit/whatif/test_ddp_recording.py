@@ -50,6 +50,21 @@ def test_a_pipeline_alone_is_not_asked_for_the_shapes_of_gradients() -> None:
         ddp_case_of_run(run)
 
 
+def test_calls_of_integers_carry_no_gradients() -> None:
+    """As the map of used parameters that DDP reduces with find_unused_parameters=True."""
+
+    def last_as_int32(timeline: RankTimeline) -> RankTimeline:
+        calls = timeline.collectives
+        last = np.append(np.diff(calls.step) > 0, True)
+        dtype = np.where(last, len(timeline.names), calls.dtype).astype(calls.dtype.dtype)
+        return replace(timeline, names=(*timeline.names, "int32"), collectives=replace(calls, dtype=dtype))
+
+    run = replace(six(), ranks={rank: last_as_int32(each) for rank, each in six().ranks.items()})
+    assert recorded_steps(six(), match_and_align(six())).bytes.size
+    with pytest.raises(InputError):
+        recorded_steps(run, match_and_align(run))
+
+
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
 def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
     made = replace(IN_PAIRS, slowdown=slowdown)

@@ -84,6 +84,16 @@ def test_ranks_that_are_late_together_are_removed_together_as_in_the_analysis() 
     assert both.share == pytest.approx(1 - recording.gain_ns / recording.aligned_ns, abs=0.01)
 
 
+def test_ranks_that_are_late_in_few_steps_are_no_straggler_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, culprits, _ = late_pair(0)
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    steps = iter([{*culprits}, set(), {culprits[0]}, {*culprits}, set()] * 20)
+    monkeypatch.setattr("overlapscope.whatif.run_replay.answers.late_in_step", lambda graph, window: next(steps))
+    monkeypatch.setattr("overlapscope.whatif.run_replay.answers.LEAST_STEPS", 1)
+    assert replay.late_with(culprits[0]) == (), f"rank {culprits[1]} is late in two of five steps"
+
+
 def test_of_a_ddp_job_whose_buckets_cannot_be_replayed_the_rest_is_answered() -> None:
     answer = answered(run_of("a100_rank3of8"))
     assert answer.kind == "ddp"

@@ -8,15 +8,17 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import _held_ns, analyze
 from overlapscope.analysis.checks.pipeline import (
+    PipelineStage,
     _stages,
     groups_by_rank,
     ideal_bubble_ns,
     own_stages,
+    pipeline_fill,
     uneven_stages,
 )
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMM, NONE, Spans, Telemetry, concat, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Spans, Telemetry, concat, make, take
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
@@ -348,3 +350,67 @@ def test_other_communication_of_a_host_is_no_bubble_though_it_waits_for_a_messag
     )  # fmt: skip
     beside = replace(run.ranks[1], spans=concat([spans, lone]))
     assert bubbles_ms(replace(run, ranks={**run.ranks, 1: beside}))[1] == 0
+
+
+def test_nothing_is_said_where_some_messages_name_no_peer():
+    """Batches of both name none: those that do are too few microbatches."""
+    run = pipeline([5, 5, 9, 5], 8)
+    assert said(run)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        table, names = each.collectives, (*each.names, "send_recv")
+        batches = np.isin(table.op, [names.index("send")]) & (np.arange(table.op.size) % 3 == 0)
+        op = np.where(batches, len(names) - 1, table.op).astype(np.int32)
+        table = replace(table, op=op, peer=np.where(batches, NONE, table.peer))
+        ranks[rank] = each.with_calls(names, table)
+    assert said(replace(run, ranks=ranks)) == []
+
+
+def of_kind(run: Run, kind: str) -> list[Any]:
+    return [each for each in analyze(run).findings if each.id.startswith(kind)]
+
+
+@pytest.mark.parametrize(("microbatches", "said"), [(8, True), (64, False)])
+def test_what_filling_and_draining_takes_by_the_schedule_is_said_where_it_is_much(microbatches, said):
+    found = of_kind(pipeline([5, 5, 5, 5], microbatches), "pipeline_fill")
+    assert bool(found) == said
+    if said:
+        assert found[0].title.startswith("8 micro-batches on 4 stages: ")
+        assert found[0].evidence["fill_share"] == pytest.approx(3 / 11)
+        assert "27.3 % of a step; with 16 it would be 15.8 %" in found[0].title
+
+
+def test_nothing_is_said_of_a_schedule_whose_stages_do_not_wait():
+    run = pipeline([5, 5, 5, 5], 8)
+    window = {
+        rank: {"g": PipelineStage(rank=rank, place=rank, window_ns=1e9, bubble_ns=1e8, activations=8, at_most=8)}
+        for rank in run.ranks
+    }
+    assert pipeline_fill(run, window) == [], "0.1 of a step, of 0.273 by 1F1B"
+
+
+@pytest.mark.parametrize(("layers", "words"), [(1, "a layer takes more (about 96.0 ms)"), (6, "move layers to them")])
+def test_layers_are_moved_only_where_one_is_shorter_than_what_a_stage_has_more(layers, words):
+    """A stage computes 96 ms a step in its layers, and the last one 24 ms more in something else."""
+    ranks = {}
+    for rank, each in pipeline([5, 5, 5, 5], 8).ranks.items():
+        work: list[Row] = []
+        spans = each.spans
+        for row in np.flatnonzero(spans.kind == COMPUTE).tolist():
+            start, end, step = (int(column[row]) for column in (spans.start_ns, spans.end_ns, spans.step))
+            name = "flash_fwd_kernel" if end - start == 5 * MS else "flash_bwd_kernel"
+            long = (end - start) * 4 // 5 // layers
+            work += [
+                {"start_ns": start + at * long, "end_ns": start + (at + 1) * long, "step": step, "name": name}
+                for at in range(layers)
+            ]
+            if rank == 3:
+                work.append({"start_ns": start + layers * long, "end_ns": end, "step": step, "name": "loss"})
+        made = rank_timeline(rank, work=[{"kind": COMPUTE, **one} for one in work], names=each.names)
+        joined = concat([take(spans, spans.kind != COMPUTE), made.spans])
+        ranks[rank] = replace(each, spans=joined, names=made.names)
+    (found,) = of_kind(replace(pipeline([5, 5, 5, 5], 8), ranks=ranks), "uneven_stages")
+    assert found.title.startswith(
+        "pipeline stage 3 (rank 3) has 1.25 times the work of the other stages, 24.000 ms more a"
+    )
+    assert words in found.title

@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.possible_bandwidth import curves_of
+from overlapscope.analysis.checks.links.possible_bandwidth import curves_of
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.cli.main import main
 from overlapscope.cli.verbs import analyze as verb
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.reference_bandwidth import preset_names, reference_bandwidths
+from overlapscope.timeline.columns import DEVICE
 from overlapscope.timeline.facts import Facts, Links, Measurements
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, Run
@@ -184,3 +185,45 @@ def test_a_given_table_is_answered_whatever_comes_of_it():
     assert "it is for 16 ranks, the groups recorded here have 8" in other.title
     assert other.evidence["kinds"] == []
     assert not [each for each in analyze(running_at(100)).findings if each.id == "bandwidth_compared"]
+
+
+def below_others(run: Run, reference: Facts | None = None) -> list[Finding]:
+    return [each for each in analyze(run, bandwidth=reference).findings if each.id == "below_other_machines"]
+
+
+def on_h100(run: Run, device: str = "NVIDIA H100 80GB HBM3", *, numbers: int = 8) -> Run:
+    """Return the run with the device, where rank r uses the one of number r modulo `numbers`."""
+    ranks = {}
+    for rank, each in run.ranks.items():
+        names = (*each.names, str(rank % numbers))
+        process = np.where(each.lanes.kind == DEVICE, len(names) - 1, each.lanes.process).astype(np.int32)
+        ranks[rank] = replace(each, names=names, lanes=replace(each.lanes, process=process))
+    return replace(run, ranks=ranks, fingerprint={"device": device})
+
+
+def test_large_calls_far_below_those_of_another_machine_with_such_devices_are_worth_a_look():
+    (found,) = below_others(on_h100(running_at(100)))
+    assert found.severity == "info"
+    assert "67.1 MB on 8 ranks reach 100 GB/s bus bandwidth; another machine" in found.title
+    assert "reaches 360 GB/s" in found.title
+    assert found.evidence["kinds"][0]["calls"] == 6
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        on_h100(running_at(300)),
+        on_h100(running_at(50, volume=4 * MIB)),
+        on_h100(running_at(100, calls=4)),
+        on_h100(running_at(100), "NVIDIA H100 PCIe"),
+        on_h100(running_at(100), numbers=4),
+        running_at(100),
+    ],
+    ids=["fast", "small", "few", "other devices", "several hosts", "unknown device"],
+)
+def test_they_are_compared_with_nothing_where_the_machine_may_be_another(run: Run):
+    assert below_others(run) == []
+
+
+def test_a_table_that_is_given_takes_the_place_of_other_machines():
+    assert below_others(on_h100(running_at(100)), reference_bandwidths("8xmi300x")) == []

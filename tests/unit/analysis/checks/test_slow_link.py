@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.slow_link import compare_groups, slow_links
-from overlapscope.analysis.checks.tcp_counters import flows, slow_rank
+from overlapscope.analysis.checks.links.slow_link import compare_groups, slow_links
+from overlapscope.analysis.checks.links.tcp_counters import flows, slow_rank
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Group, Run
@@ -217,7 +217,8 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
                     {"op": "recv" if rank % 2 else "send", "peer": rank ^ 1, "group": "p2p", "group_size": 6,
                      "bytes": 1 << 20, "launch_ns": start, "start_ns": start, "end_ns": end}
                 )  # fmt: skip
-        return Run(world_size=6, ranks={rank: rank_timeline(rank, calls=calls[rank]) for rank in calls})
+        host = {"settings": {"host": "one"}}
+        return Run(world_size=6, ranks={rank: rank_timeline(rank, calls=calls[rank], recorded=host) for rank in calls})
 
     together = match_and_align(run(slow=1))
     assert together.pairs.matched == 24

@@ -18,7 +18,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.cross_rank.matching import MAX_REASONS, match
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.dimensions import fill_group_columns
+from overlapscope.timeline.dimensions import fill_group_columns, with_dimensions
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import EPOCH_NS
@@ -234,7 +234,7 @@ def test_a_group_of_two_tells_the_peer():
     assert match_and_align(job(bare, (PAIR,))).pairs.matched == 6
     nobody = match_and_align(job(bare)).pairs
     assert (nobody.matched, nobody.unmatched) == (0, 12)
-    assert "the peer of" in nobody.reasons[0]
+    assert "does not say with which rank its send calls are" in nobody.reasons[0]
 
 
 def test_messages_that_cannot_be_the_same_are_not_paired():
@@ -515,3 +515,77 @@ def test_in_a_job_of_two_ranks_every_group_has_two(world: int, size: int) -> Non
     one = job({0: [Call(op="all_reduce", group="tp"), Call(op="broadcast", size=1)]}, world_size=world)
     filled = fill_group_columns(one.ranks, (), world)
     assert filled[0].collectives.group_size.tolist() == [size, 1]
+
+
+LINE = Group(name="g", size=3, ranks=(0, 2, 4))
+AHEAD = 5 * MS
+"""How far the clock of the last rank is ahead."""
+
+
+def batched(*, rounds: int = 6, named: bool = True, apart: int = 20 * MS) -> dict[int, list[Call]]:
+    """Return a line of ranks whose neighbours exchange in batches that name no peer, after three messages that do; the
+    middle rank is with both in turn, `apart` from each other."""
+    calls: dict[int, list[Call]] = {0: [], 2: [], 4: []}
+    for k in range(3 if named else 0):
+        for place, (sender, receiver) in enumerate(((0, 2), (2, 4))):
+            at = (40 * k + 20 * place) * MS
+            calls[sender].append(Call(op="send", peer=receiver, start=at + AHEAD * (sender == 4)))
+            calls[receiver].append(Call(op="recv", peer=sender, start=at + AHEAD * (receiver == 4)))
+    for k in range(rounds):
+        at = (200 + 60 * k) * MS
+        for one, other, begin in ((0, 2, at), (2, 4, at + apart)):
+            for rank, waits in ((one, 3 * MS), (other, 0)):
+                start = begin - waits + AHEAD * (rank == 4)
+                calls[rank].append(Call(op="send_recv", start=start, length=MS + waits))
+    return calls
+
+
+def test_batches_that_name_no_peer_are_paired_by_their_ends_and_show_the_clocks():
+    found = match_and_align(job(batched(), (LINE,)))
+    exchanged = [each for each in found.pairs.pairs if each.both_ways]
+    assert [(each.sender, each.receiver, each.send_rows.size) for each in exchanged] == [(0, 2, 6), (2, 4, 6)]
+    assert exchanged[0].recv_rows.tolist() == [6, 8, 10, 12, 14, 16]  # of the middle rank, the others are with the next
+    assert (found.pairs.unmatched, found.pairs.reasons) == (0, ())
+    assert found.clocks.comparable((0, 2, 4))
+    assert found.clocks.offset_ns[4] - found.clocks.offset_ns[0] == AHEAD
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [batched(named=False), batched(apart=50 * US), {**batched(), 4: batched()[4][:-1]}],
+    ids=["no clock", "two that end together", "one is missing"],
+)
+def test_batches_are_not_paired_where_any_is_unsure(calls):
+    found = match_and_align(job(calls, (LINE,))).pairs
+    assert not any(each.both_ways for each in found.pairs)
+    assert "does not say with which rank its send_recv calls are" in found.reasons[-1]
+
+
+def dimensions(run: Run) -> set[str | None]:
+    ranks = with_dimensions(run.ranks, run.groups, run.world_size)
+    return {
+        None if code < 0 else each.names[code]
+        for each in ranks.values()
+        for code in each.collectives.dimension.tolist()
+    }
+
+
+def test_a_line_whose_batches_name_no_peer_is_a_pipeline_by_the_messages_that_do():
+    assert dimensions(job(batched(), (LINE,))) == {"pipeline"}
+    ring = batched()
+    ring[0] = [replace(call, peer=4) if call.op == "send" else call for call in ring[0]]
+    assert dimensions(job(ring, (LINE,))) == {None}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"), [("s??r", "r??s", "pipeline"), ("????", "????", None), ("s??s", "r??r", None)]
+)
+def test_two_stages_that_exchange_in_batches_are_known_by_how_a_step_begins_and_ends(first, second, found):
+    ops = {"s": "send", "r": "recv", "?": "send_recv"}
+    calls = {
+        rank: [
+            Call(op=ops[each], start=(at + 10 * step) * MS, step=step) for step in (1, 2) for at, each in enumerate(own)
+        ]
+        for rank, own in enumerate((first, second))
+    }
+    assert dimensions(job(calls, (PAIR,))) == {found}

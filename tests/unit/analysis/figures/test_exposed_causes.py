@@ -258,6 +258,19 @@ def test_a_rank_that_computes_as_long_but_began_later_is_late_by_its_host() -> N
     assert (found[0]["peer_compute"], found[0]["peer_host"]) == (20, 10)
 
 
+def test_a_pause_of_the_late_rank_that_the_other_spent_in_a_call_made_it_no_later() -> None:
+    """Between their kernels the late rank idles for 10 ns, and the other one is in a call: neither computes then."""
+    waits = rank_of(0, [(50, 100, 50)], [(0, 20, "gemm"), (30, 50, "gemm")], elsewhere=[(20, 30)], has_device=True)
+    late = rank_of(1, [(90, 100, 90)], [(0, 20, "gemm"), (30, 90, "gemm")], has_device=True)
+    _, found = explained(waits, late)
+    assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_compute": 40}
+    idles = rank_of(1, [(90, 100, 90)], [(0, 20, "gemm"), (60, 90, "gemm")], has_device=True)
+    _, found = explained(waits, idles)
+    # 10 ns more compute, and 40 of 30 + 10 idle ones, less the 10 in which the other was in a call.
+    assert found[0]["peer_host"] == 30
+    assert found[0]["peer_compute"] == 10
+
+
 def test_ranks_meet_in_each_group_that_holds_both() -> None:
     # A call of the world just before: what a rank did longer before it made nobody wait in the call after it.
     def rank(number: int, second: int, computes: list[tuple[int, int, str]]) -> RankTimeline:

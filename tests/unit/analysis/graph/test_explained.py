@@ -94,8 +94,8 @@ def test_slack_is_how_much_later_a_span_could_begin_without_a_later_end() -> Non
     assert "none; had it begun later, the recording would have ended later" in shown.render(may_not)
 
 
-def test_without_host_events_the_device_alone_is_explained() -> None:
-    run = two_ranks()
+def without_host(run: Run) -> Run:
+    """Return a run of which devices alone were recorded."""
     bare = {
         rank: replace(
             each, host=make(type(each.host), 0), syncs=make(Syncs, 0),
@@ -103,12 +103,34 @@ def test_without_host_events_the_device_alone_is_explained() -> None:
         )
         for rank, each in run.ranks.items()
     }  # fmt: skip
-    found = chain_at(replace(run, ranks=bare), 1, 6 * MS)
+    return replace(run, ranks=bare)
+
+
+def test_without_host_events_the_device_alone_is_explained() -> None:
+    found = chain_at(without_host(two_ranks()), 1, 6 * MS)
     assert found.ranks == [1]
     assert found.slack_ns is None
     assert found.reason == "what the host did was not recorded"
     assert "host" not in {each.kind for each in found.chain}
     assert "The rest is not known: what the host did was not recorded." in shown.render(found)
+
+
+def test_without_host_events_communication_on_another_stream_is_told_from_nothing() -> None:
+    program = [Launch(0, MS), Launch(1, 0, COMM, "nccl", "sum"), Work(6 * MS), Launch(0, MS, name="after")]
+    run = without_host(simulate({0: program, 1: program}, {"sum": 2 * MS}).run)
+    spans = run.ranks[0].spans
+    after = int(spans.start_ns.argmax())
+    first, call = (np.flatnonzero(spans.kind == kind)[0] for kind in (0, COMM))
+    found = chain_at(run, 0, int(spans.start_ns[after] - spans.start_ns.min()) - US)
+    # The latest first: nothing ran since the call had ended, before that it did.
+    idle, beside = found.chain[:2]
+    zero = int(spans.start_ns.min())
+    assert (idle.kind, beside.kind) == ("lane", "comm")
+    assert (idle.start_ns, idle.end_ns) == (spans.end_ns[call] - zero, spans.start_ns[after] - zero)
+    assert (beside.start_ns, beside.end_ns) == (
+        max(spans.end_ns[first], spans.start_ns[call]) - zero, spans.end_ns[call] - zero,
+    )  # fmt: skip
+    assert "communication" in shown.render(found)
 
 
 def test_a_host_that_may_have_waited_unseen_ends_what_is_explained() -> None:

@@ -9,7 +9,19 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.removal import RunGraph, answering_graph, late_together, needed, programs_of, removal
+from overlapscope.analysis.graph.bounds import job_bounds
+from overlapscope.analysis.graph.removal import (
+    RunGraph,
+    _relieved_ns,
+    answering_graph,
+    late_in_step,
+    late_together,
+    needed,
+    of_a_step,
+    programs_of,
+    removal,
+    with_work_of,
+)
 from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
@@ -150,3 +162,35 @@ def test_a_recording_that_is_too_large_to_replay_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr("overlapscope.analysis.graph.removal.MOST_SPANS", 1)
     assert {each.no_removal_reason for each in analyze(run).skew.stragglers} <= {"too_large"}
     assert all(each.removal_ns is None for each in analyze(run).skew.stragglers)
+
+
+def test_what_a_step_gains_is_the_mean_over_the_steps_that_all_recorded() -> None:
+    run, culprits, _ = late_pair(0)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    windows, found = job_bounds(whole.graph, run.ranks), removal(whole.replayed, culprits, programs)
+    step = of_a_step(whole, run.ranks, culprits, programs)
+    assert found
+    assert step
+    taken = [each.length_ns(whole.graph.nodes.time_ns) for each in windows]
+    assert step.aligned_ns == pytest.approx(sum(taken) / len(taken), rel=0.02)
+    assert 0 < step.low_ns <= step.gain_ns <= step.high_ns
+    assert step.gain_ns * len(windows) <= found.gain_ns * 1.02
+    assert all(each.evidence["removal_step_ns"][0] == step.gain_ns for each in analyze(run).skew.stragglers)
+
+
+def test_relief_is_sought_from_where_calls_lie_once_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun where nothing slows compute, calls lay too early: after a few rounds a job took longer than with waits."""
+    run, culprits, _ = late_pair(0, interferes=True)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    monkeypatch.setattr("overlapscope.analysis.graph.removal.ROUNDS", 0)
+    peer = min(rank for rank in run.ranks if rank not in culprits)
+    gone = with_work_of(whole.graph, dict.fromkeys(culprits, peer), aligned_starts(whole.graph))
+    assert gone
+    assert _relieved_ns(whole.replayed[0], culprits, programs) == whole.replayed[0].length_ns(gone)
+
+
+def test_in_each_step_those_are_late_that_end_late_alone() -> None:
+    run, culprits, _ = late_pair(0)
+    whole = graph_of(run)
+    late = [late_in_step(whole.graph, each) for each in job_bounds(whole.graph, run.ranks)]
+    assert sum(each == set(culprits) for each in late) > len(late) / 2

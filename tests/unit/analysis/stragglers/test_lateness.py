@@ -14,9 +14,10 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared, sum_kernels
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.stragglers import chance_bound, select_disjoint
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Group, Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate
 from tests.property.synthetic.job import MS
+from tests.support.rank_rows import rank_timeline
 
 QUIET: dict[str, Any] = {
     "kernel_jitter": 0.0, "rank_jitter": 0.0, "host_jitter": 0.0, "host_rank_jitter": 0.0, "hiccup_chance": 0.0,
@@ -64,6 +65,38 @@ def test_what_a_rank_waited_for_in_calls_that_could_not_be_paired_is_not_its_own
     assert direct > 4 * 20 * MS
     assert blamed(part)[0] < direct / 5
     assert analyze(part).skew.stragglers == []
+
+
+@pytest.mark.parametrize(
+    ("pause_ns", "flips_ns", "leads"),
+    [
+        (0, 0, 1),  # one that lasts
+        (0, 1_000, 1),
+        (500_000, 0, 6),  # ended each time, as both came at once
+        (500_000, 1_000, 6),
+    ],
+)
+def test_calls_that_queue_behind_others_end_no_lead(pause_ns: int, flips_ns: int, leads: int) -> None:
+    """Rank 1 is 1 ms late to each reduce-scatter, beside compute of both. All-gathers between these begin at once on
+    both ranks: which is last there is chance."""
+    ranks = {}
+    for rank in (0, 1):
+        calls = []
+        for at in range(6):
+            begin = at * 10 * MS
+            half, end = begin + 3 * MS, begin + 5 * MS
+            known = {"group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": 2, "step": 0}
+            calls += [
+                {**known, "op": "reduce_scatter", "seq": 2 * at, "start_ns": begin + rank * MS, "end_ns": half},
+                {**known, "op": "all_gather", "seq": 2 * at + 1, "end_ns": end,
+                 "start_ns": half + pause_ns + (flips_ns if rank == 0 else 0)},
+            ]  # fmt: skip
+        calls = [{**each, "launch_ns": 0} for each in calls]
+        work = [{"name": "gemm", "start_ns": 0, "end_ns": 70 * MS, "launch_ns": 0, "step": 0}]
+        ranks[rank] = rank_timeline(rank, calls=calls, work=work)
+    found = found_late(Run(world_size=2, ranks=ranks, groups=(Group(name="0", size=2, ranks=(0, 1)),)))
+    assert {each.rank for each in found} == {1}
+    assert sum(int(each.lead_ns.sum()) for each in found) == pytest.approx(leads * MS, rel=0.01)
 
 
 def test_a_hot_expert_is_seen_though_its_exchanges_are_uneven() -> None:

@@ -132,6 +132,54 @@ def test_grids_that_are_others_in_each_step_do_not_tell_more_work_from_slower_co
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "held_by"), [("slower", "slower_compute"), ("as long", "longer_compute"), ("few", "longer_compute")]
+)
+def test_a_device_whose_optimizer_takes_longer_by_as_much_is_slower(optimizer: str, held_by: str) -> None:
+    """Grids do not measure the work here."""
+    run, name, ranks = job(fault="slower_compute"), "void multi_tensor_apply_kernel<Adam>(...)", {}
+    for rank, each in run.ranks.items():
+        rows = np.flatnonzero(each.spans.kind == COMPUTE)
+        lengths = (each.spans.end_ns - each.spans.start_ns)[rows]
+        blocks, names, ends = (column.copy() for column in (each.spans.blocks, each.spans.name, each.spans.end_ns))
+        blocks[rows] = lengths // 10_000
+        last = rows[KERNELS - 1 :: KERNELS][: 2 if optimizer == "few" else None]
+        names[last] = len(each.names)
+        if optimizer == "as long":
+            ends[last] = each.spans.start_ns[last] + 4 * MS
+        spans = replace(each.spans, blocks=blocks, name=names, end_ns=ends)
+        ranks[rank] = replace(each, spans=spans, names=(*each.names, name))
+    (found,) = accused(replace(run, ranks=ranks))
+    assert (found.rank, found.held_by) == (CULPRIT, held_by)
+    if optimizer == "slower":
+        assert found.evidence["slowness"] == found.evidence["optimizer_times"] == pytest.approx(1.6, rel=0.05)
+
+
+@pytest.mark.parametrize(("onset", "since"), [(12, 12), (0, None)])
+def test_since_which_step_a_device_is_slower_is_said_where_it_was_not_before(onset: int, since: int | None) -> None:
+    run = job(fault="slower_compute")
+    usual, culprit = run.ranks[0].spans, run.ranks[CULPRIT]
+    spans = culprit.spans
+    before = np.flatnonzero((spans.kind == COMPUTE) & (spans.step < onset))
+    theirs = np.flatnonzero((usual.kind == COMPUTE) & (usual.step < onset))
+    ends = spans.end_ns.copy()
+    ends[before] = spans.start_ns[before] + (usual.end_ns - usual.start_ns)[theirs]
+    calls = np.flatnonzero((spans.kind == COMM) & (spans.step < onset))
+    starts = spans.start_ns.copy()
+    starts[calls] = usual.start_ns[np.flatnonzero((usual.kind == COMM) & (usual.step < onset))]
+    table = culprit.collectives
+    first = table.start_ns.copy()
+    first[table.step < onset] = starts[calls]
+    slow = replace(
+        culprit, spans=replace(spans, start_ns=starts, end_ns=ends), collectives=replace(table, start_ns=first)
+    )
+    (found,) = accused(replace(run, ranks={**run.ranks, CULPRIT: slow}))
+    assert (found.rank, found.evidence.get("since_step")) == (CULPRIT, since)
+    assert found.since == ("" if since is None else ", since step 12")
+    if since:
+        assert found.evidence["times_since"] == pytest.approx(1.6, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("pause_ms", "named"),
     [
         pytest.param((45, 2, 2, 2, 2, 2, 0, 0), [], id="one long pause and some short ones"),

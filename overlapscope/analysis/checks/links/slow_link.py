@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from overlapscope.analysis.checks.tcp_counters import compare_connections, flows
+from overlapscope.analysis.checks.links.tcp_counters import compare_connections, flows
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
 from overlapscope.analysis.cross_rank.wait_transfer import Split
@@ -93,15 +93,16 @@ def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePai
     """Compare the transfers of groups of one size that make the same call, and of pairs that send equal messages."""
     kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
     whole = [each for each in splits if each.block.whole]
-    hosts = {ranks: _spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
+    hosts = {ranks: spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
     for each in whole:
         block = each.block
         kind = (block.op, block.dtype, block.bytes, len(block.ranks), hosts[block.ranks])
         kinds[kind].append((block.ranks, each.transfer_ns))
     for pair in pairs:
         ends = (pair.sender, pair.receiver)
-        for volume, times in _messages(run, pair):
-            kinds["message", None, volume, 2, _spans_hosts(run, ends)].append((ends, times))
+        between = spans_hosts(run, ends)
+        for volume, times in _messages(run, pair) if between is not None else ():  # else see `slower_messages`
+            kinds["message", pair.both_ways, volume, 2, between].append((ends, times))
     slow: dict[Ranks, float] = {}
     usual: set[Ranks] = set()
     for equals in kinds.values():
@@ -167,7 +168,7 @@ def _of_transfers(
     )
 
 
-def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
+def spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
     """Return the number of hosts that a group spans; None where capture did not record all of them."""
     hosts = set()
     for rank in ranks:

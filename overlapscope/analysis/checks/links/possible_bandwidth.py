@@ -1,4 +1,5 @@
-"""Compare the measured bus bandwidth with the possible one: of a benchmark at that size, or of the links.
+"""Compare the measured bus bandwidth with the possible one: of a benchmark at that size, of the links, or, without
+either, with what as many such devices of one host reach elsewhere.
 
 Only matched calls are compared, since their transfer time is known, and only groups placed like the benchmark's ranks:
 neighbouring ranks, or the whole job. Between two measured sizes the curve is interpolated on logarithmic axes; sizes
@@ -17,12 +18,16 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.exposure.collectives import CollectiveRow
-from overlapscope.timeline.columns import NONE, or_none, size
+from overlapscope.ingest.reference_bandwidth import bandwidths_elsewhere
+from overlapscope.timeline.columns import DEVICE, NONE, or_none, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 FAR_BELOW: Final = 0.5
+ELSEWHERE_BYTES: Final = 8_000_000
+"""A choice: smaller calls depend on the library's version and settings as much as on the links."""
 MIN_CALLS: Final = 5
 MIN_BYTES: Final = 1_000_000
 LINK_BYTES: Final = 64 << 20
@@ -68,7 +73,7 @@ def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts
     curves = [*curves_of(reference or Facts()), *curves_of(run.facts)]
     links = link_speed(run)
     if not curves and links is None:
-        return []
+        return _below_others(run, rows)
     against = [
         held
         for (op, group, ranks, volume), kinds in _compared(run, rows).items()
@@ -97,6 +102,63 @@ class _Against(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def measured_gbs(self) -> float:
         return median([row.busbw_gbs for row in self.kinds for _ in range(min(row.count, 1000)) if row.busbw_gbs])
+
+
+def _below_others(run: Run, rows: Sequence[CollectiveRow]) -> list[Finding]:
+    """Return the finding that most of the large calls over all devices of one host are far below what a published table
+    has of another host with such devices."""
+    ranks = run.world_size or 0
+    curves = list(curves_of(bandwidths_elsewhere(str(run.fingerprint.get("device") or ""), ranks)))
+    if not curves or not _on_one_host(run):
+        return []
+    against = [
+        _Against(op=op, group=group, ranks=members, volume=volume, kinds=kinds, possible=possible)
+        for (op, group, members, volume), kinds in _compared(run, rows).items()
+        if members == ranks and volume >= ELSEWHERE_BYTES
+        if (possible := _reference(curves, op, members, volume)) is not None
+    ]
+    low = [each for each in against if each.measured_gbs < FAR_BELOW * each.possible[0]]
+    calls = sum(each.calls for each in low)
+    if calls < MIN_CALLS or 2 * calls <= sum(each.calls for each in against):
+        return []
+    sizes = _from_to([each.volume / 1e6 for each in low], "MB")
+    reached = _from_to([each.measured_gbs for each in low], "GB/s")
+    there, source = _from_to([each.possible[0] for each in low], "GB/s"), low[0].possible[1]
+    return [
+        Finding(
+            id="below_other_machines",
+            severity="info",
+            title=f"{calls} large collectives of {sizes} on {ranks} ranks reach {reached} bus bandwidth; another "
+            f"machine with as many such devices reaches {there} at these sizes ({source}): are all links up, and fast?",
+            evidence={
+                "source": source,
+                "kinds": [
+                    {"op": each.op, "group": each.group, "ranks": each.ranks, "bytes": each.volume,
+                     "calls": each.calls, "busbw_gbs": each.measured_gbs, "elsewhere_busbw_gbs": each.possible[0]}
+                    for each in low
+                ],
+            },
+            known_from="measured transfers against another machine's benchmark",
+        )
+    ]  # fmt: skip
+
+
+def _from_to(values: Sequence[float], unit: str) -> str:
+    low, high = (f"{value:.3g}" for value in (min(values), max(values)))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def _on_one_host(run: Run) -> bool:
+    """Return whether all ranks of the job are on one host: as sources name it, or each device has its own number."""
+    hosts = ranks_of_hosts(run)
+    if len(run.ranks) != run.world_size or len(hosts) > 1:
+        return False
+    numbers = [
+        {own.names[code] for code in own.lanes.process[own.lanes.kind == DEVICE].tolist() if code >= 0}
+        for own in run.ranks.values()
+    ]
+    named = sum(map(len, hosts.values())) == len(run.ranks)
+    return named or (all(len(each) == 1 for each in numbers) and len(set().union(*numbers)) == len(run.ranks))
 
 
 def _possible(

@@ -1,0 +1,95 @@
+"""Rule: where compute is nearly all of a step, elementwise kernels that a compiler could fuse; and what compute is."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.per_rank.kernel_families import (
+    COMPILED,
+    ELEMENTWISE,
+    FAMILIES,
+    OTHER,
+    family_of,
+    family_times,
+)
+from overlapscope.analysis.per_rank.kernels import KernelTotals
+from overlapscope.analysis.result import Recommendation
+from overlapscope.display import percent_text
+from overlapscope.timeline.columns import COMPUTE
+from overlapscope.timeline.intervals import intersection, length, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline
+
+LITTLE_LOST: Final = 0.1
+"""Compute decides how long a step takes where less of it is exposed communication or idle. A choice."""
+LEAST: Final = 0.1
+"""Share of a step from which elementwise kernels are worth a trial. A choice: fused ones save a part of it."""
+NAMED: Final = 0.03
+"""Least share of compute for a family to be named, and ..."""
+UNKNOWN: Final = 0.5
+"""... largest share in kernels of no family for any to be. Choices."""
+
+
+def unfused_elementwise(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where little else is lost and elementwise kernels take `LEAST` of a step, in a job that
+    trains and runs no kernel of a compiler; None without a device."""
+    if not given.run_has_device or given.job.serves or not compute_decides(given.figures):
+        return None
+    names = {name for timeline in given.run.ranks.values() for name in timeline.names}
+    if any(map(FAMILIES[COMPILED].search, names)):
+        return None
+    found = [_taken(timeline, windows) for timeline, windows in given.some_at_hand() if timeline.has_device]
+    mean = sum(ns for ns, _ in found) / max(len(found), 1)
+    if not mean or mean < LEAST * given.step_ns:
+        return None
+    kernels = round(sum(count for _, count in found) / len(found))
+    return recommended(
+        given,
+        id="unfused_elementwise",
+        title=f"Try torch.compile: {kernels} elementwise kernels take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
+        f"({percent_text(mean / given.step_ns)}), and each reads and writes its tensors anew",
+        verdict="trial",
+        apply={"torch": "model = torch.compile(model)  # before it is wrapped"},
+        evidence={"elementwise_ns": round(mean), "kernels": kernels},
+        measured=["the time of PyTorch's elementwise kernels, by their names"],
+        assumed=[],
+    )
+
+
+def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
+    """Return for how long elementwise kernels ran, in ns a window, and their number."""
+    spans = timeline.spans
+    computes = np.flatnonzero(spans.kind == COMPUTE)
+    own = computes[rows_named(spans.name[computes], timeline.names, lambda name: family_of(name) == ELEMENTWISE)]
+    inside = time_of(windows)
+    within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
+    own = own[(within >= 0) & (spans.start_ns[own] < inside.ends[within])]
+    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
+    return length(times) / len(windows), own.size / len(windows)
+
+
+def compute_decides(figures: Headline) -> bool:
+    """Return whether less than `LITTLE_LOST` of a step is exposed communication or idle."""
+    lost_ns = (figures.exposed_comm_ns or 0) + (figures.idle_ns or 0)
+    return bool(figures.step_ns and figures.compute_only_ns and lost_ns < LITTLE_LOST * figures.step_ns)
+
+
+def compute_words(figures: Headline, tables: Iterable[KernelTotals]) -> str:
+    """Return what compute is where it decides how long a step takes; else, or where names say little, nothing."""
+    times = family_times(tables) if compute_decides(figures) else {}
+    total = sum(times.values())
+    if not total or times.get(OTHER, 0) > UNKNOWN * total:
+        return ""
+    named = {family: ns for family, ns in times.items() if family != OTHER and ns >= NAMED * total}
+    parts = [f"{family} {percent_text(ns / total, 0)}" for family, ns in named.items()]
+    rest = total - sum(named.values())
+    parts += [f"the rest {percent_text(rest / total, 0)}"] if rest >= NAMED * total else []
+    lost = ((figures.exposed_comm_ns or 0) + (figures.idle_ns or 0)) / (figures.step_ns or 1)
+    of = "step" if figures.window == "step" else "recording"
+    return (
+        f"{percent_text(lost)} of the {of} is exposed or idle, so its kernels decide how long it takes, by their "
+        f"names: {', '.join(parts)} of compute"
+    )

@@ -1,0 +1,1 @@
+"""What links between ranks reach: slow ones, messages, and what other machines reach."""

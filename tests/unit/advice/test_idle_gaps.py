@@ -1,0 +1,61 @@
+"""Without a record of the host, idle time is told by how it is divided into gaps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.timeline.columns import NONE, Syncs, make
+from overlapscope.timeline.run import Run
+from tests.support.graph_programs import Launch, Operation, Work, simulate
+from tests.unit.advice.test_advice_rules import fired
+
+MS, US = 1_000_000, 1_000
+
+
+def of_the_device(program: Sequence[Operation]) -> Run:
+    """Return the run of one rank of which the device alone was recorded."""
+    run = simulate({0: list(program)}).run
+    bare = {
+        rank: replace(
+            each, host=make(type(each.host), 0), syncs=make(Syncs, 0),
+            recordings=replace(each.recordings, host_events=each.recordings.host_events & False),
+            spans=replace(each.spans, launch_ns=np.full_like(each.spans.launch_ns, NONE)),
+        )
+        for rank, each in run.ranks.items()
+    }  # fmt: skip
+    return replace(run, ranks=bare)
+
+
+def kernels(number: int) -> list[Operation]:
+    """Return kernels of 100 us, each launched 110 us after the one before."""
+    return [each for _ in range(number) for each in (Launch(0, 100 * US), Work(110 * US))]
+
+
+def test_a_few_long_gaps_are_named_with_the_kernels_around_them() -> None:
+    program = [*kernels(60), Work(5 * MS), Launch(0, 100 * US, name="after"), Work(110 * US), Work(3 * MS), *kernels(9)]
+    found = fired(of_the_device(program))["idle_device"]
+    long = found.evidence["long_gaps_ns"]
+    assert len(long) == 2
+    assert long == sorted(long, reverse=True)
+    assert long[0] > 5 * MS > long[1] > 3 * MS
+    assert f"2 of {found.evidence['gaps']} gaps hold 9" in found.title
+    assert "between gemm and after (at 0:" in found.title
+    assert "the host may have stopped" in found.title
+    assert "of it unknown" not in found.title
+    assert found.title.count(f"{found.evidence['idle_ns'] / 1e6:.3g} ms") == 1
+
+
+def test_many_gaps_alike_are_an_average() -> None:
+    found = fired(of_the_device(kernels(60)))["idle_device"]
+    assert found.evidence["long_gaps_ns"] == []
+    assert "59 gaps, " in found.title
+    assert "on average" in found.title
+
+
+def test_short_gaps_are_no_stops_of_the_host() -> None:
+    # One gap of 0.16 ms among many of nothing: too short to say that the host stopped.
+    program = [*[Launch(0, 100 * US) for _ in range(30)], Work(3 * MS + 100 * US), Launch(0, 100 * US)]
+    found = fired(of_the_device(program))["idle_device"]
+    assert "one of 30 gaps holds" in found.title
+    assert "may have stopped" not in found.title
