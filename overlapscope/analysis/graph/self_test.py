@@ -39,6 +39,8 @@ from overlapscope.timeline.run import RankTimeline
 
 UNKNOWN_WITHIN: Final = 0.02
 HIDDEN_WAITS_WITHIN: Final = 0.25
+HIDDEN_OF_PATH: Final = 0.1
+"""Waits that may be hidden in so much of a path change none of its conclusions. A choice."""
 DRAINED_WITHIN_NS: Final = 100_000
 """A host stretch that ends this soon after a stream drained in it may have been a wait for it ..."""
 DRAINED_SHARE: Final = 0.02
@@ -114,8 +116,8 @@ class _Hidden(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decide(self) -> bool:
-        """Whether they may decide what the path is: many of its stretches, and more than what may remain unknown."""
-        return self.share > HIDDEN_WAITS_WITHIN and self.of_path > UNKNOWN_WITHIN
+        """Whether they may decide what the path is: many of its stretches, and much of it."""
+        return self.share > HIDDEN_WAITS_WITHIN and self.of_path > HIDDEN_OF_PATH
 
 
 @once_a_graph
