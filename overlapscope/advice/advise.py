@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from overlapscope.whatif.result import WhatIf
 
 Rule = Callable[[RuleInput], Recommendation | None]
+TRIALS_OF_COMPUTE: Final = frozenset({"unfused_optimizer", "unfused_elementwise"})
+"""They may gain much or nothing, and have nothing to do with communication."""
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     launch_bound,
     data_loading,
@@ -308,8 +310,8 @@ def ranked(
     found: Sequence[Recommendation], steps: int = 1, moved_ns: Mapping[str, int] | None = None
 ) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
-    figure follow. `no_change` comes after them, changes of numerics last of all; cores that many ranks share
-    first.
+    figure follow. `no_change` comes after them, then changes of numerics, and trials of compute that no figure bounds;
+    cores that many ranks share first.
 
     `steps` divides the figures of those that are of the whole recording; `moved_ns` counts more, or less, of a step for
     some (`_moved_ns`). A pause that is longer than the wait for cores
@@ -326,10 +328,11 @@ def ranked(
             return 0
         return 1 if comes_first(each) else 2
 
-    def key(each: Recommendation) -> tuple[bool, bool, int, float, float]:
+    def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
         by_loss, by_gain = -per_step(each, loss) - (moved_ns or {}).get(each.id, 0), -per_step(each, gain)
-        return each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
+        unbounded = each.id in TRIALS_OF_COMPUTE and gain is None
+        return unbounded, each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
 
     return sorted(found, key=key)

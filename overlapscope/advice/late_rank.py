@@ -13,6 +13,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
+from overlapscope.timeline.dimensions import PIPELINE
 
 DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
@@ -111,6 +112,8 @@ def late_rank(
     worth = straggler is not None and straggler.removal_ns is not None
     if straggler is None and found.dominates() and found.weighs():
         found = _without_one_event(found, by_step(), analysis)
+    if straggler is None and any(row.dimension == PIPELINE for row in analysis.collectives):
+        return None  # stages come to their common calls one after the other, by the schedule
     # A straggler weighs by its delays, which count uneven exchanges, too.
     matters = found.dominates() and (straggler or found.weighs())
     if not found.collective_ns or not (worth or matters):

@@ -11,11 +11,11 @@ from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.graph.found_causes import HostLoss
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline, Run
@@ -23,6 +23,8 @@ from overlapscope.timeline.run import RankTimeline, Run
 WORTH: Final = 0.02
 """Least share of a step for a recommendation: two recordings of unchanged code differ by as much (2.2 % in
 `traces/baseline`)."""
+IN_ONE_STEP: Final = 0.75
+"""A loss is one of a single step where that holds this share of it. A choice: a mean over steps is then in none."""
 MOST_RANKS: Final = 8
 """Limit on the ranks whose spans a rule reads; of more ranks every n-th is taken. The analysis covers all ranks."""
 COMPARE: Final = "overlapscope compare RUN NEW_RUN"
@@ -45,10 +47,12 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """By rank, when it computed, communicated and copied."""
     windows: Mapping[int, Windows]
     """By rank, (start, end) of each step in ns on its own clock."""
+    numbers: Mapping[int, tuple[int, ...]]
+    """By rank, the numbers of these steps; those of recordings from 0."""
     host_losses: Mapping[int, tuple[HostLoss, ...]]
     """By rank, the idle time that its host decided."""
     idle_ns: int
-    """All idle time in these windows, of the ranks whose host losses are known."""
+    """All idle time in these windows, but of few long ones (`is_usual`), of the ranks whose host losses are known."""
     figures: Headline
     """The main figures of a step: those that `analyze` shows."""
     cross_rank: CrossRank
@@ -62,6 +66,9 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         alone = alone or summarize_ranks(run)
         of_steps = analysis.headline.window == "step"
         windows = {rank: _windows(own, of_steps=of_steps) for rank, own in alone.items()}
+        numbers = {rank: _numbers(own, of_steps=of_steps) for rank, own in alone.items()}
+        known = [own for own in alone.values() if own.no_causes_reason != DAMAGED]
+        long = left_out(analysis.headline)
         return cls(
             run=run,
             job=job_kind(run),
@@ -70,8 +77,9 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             coverage={rank: own.coverage for rank, own in alone.items()},
             per="step" if of_steps else "recording",
             windows={rank: each for rank, each in windows.items() if each},
+            numbers={rank: numbers[rank] for rank, each in windows.items() if each},
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
-            idle_ns=sum(_idle_ns(own, of_steps=of_steps) for own in alone.values() if own.no_causes_reason != DAMAGED),
+            idle_ns=sum(_idle_ns(own, long, of_steps=of_steps) for own in known),
             figures=analysis.headline,
             cross_rank=cross_rank,
         )
@@ -139,6 +147,24 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         """Return how much of exposed time can be overlapped: at most the time of a step without communication."""
         return max(min(exposed_ns, self.step_ns - (self.figures.comm_ns or 0)), 0.0)
 
+    def is_usual(self, rank: int) -> Flags:
+        """Return which windows of a rank are of steps that the shares of causes are of: no few long ones."""
+        long = left_out(self.figures) if self.per == "step" else frozenset()
+        usual: Flags = ~np.isin(self.numbers[rank], sorted(long))
+        return usual
+
+    def in_one_step(self, by_window: Mapping[int, Ints]) -> tuple[int, float] | None:
+        """Return the step that holds most (`IN_ONE_STEP`) of times in the windows of ranks, with its time, mean over
+        these ranks; None where none does, or steps are few."""
+        by_step: dict[int, float] = {}
+        for rank, own in by_window.items():
+            for step, ns in zip(self.numbers[rank], own.tolist(), strict=True):
+                by_step[step] = by_step.get(step, 0.0) + ns / len(by_window)
+        most = max(by_step, key=by_step.__getitem__, default=0)
+        if self.per != "step" or len(by_step) < FEWEST_STEPS or not by_step[most]:
+            return None
+        return (most, by_step[most]) if by_step[most] >= IN_ONE_STEP * sum(by_step.values()) else None
+
     def is_worth(self, ns: float) -> bool:
         """Return whether a time in ns is at least the share `WORTH` of a step."""
         return self.step_ns > 0 and ns >= WORTH * self.step_ns
@@ -168,12 +194,14 @@ def recommended(
     verdict: str = "trial",
     measured: list[str],
     assumed: list[str],
+    per: Literal["step", "recording"] | None = None,
     verify: str = VERIFY,
     memory_bytes: int | None = None,
 ) -> Recommendation:
     """Return a recommendation without a predicted gain: at most `at_most_ns`, the present cost of its cause.
 
-    `loss_ns` is that cost where it bounds no gain; with `bound_from` a replay can say more.
+    `loss_ns` is that cost where it bounds no gain; with `bound_from` a replay can say more. `per` is "recording" where
+    a single step of many has that cost.
     """
     return Recommendation(
         id=id,
@@ -187,7 +215,7 @@ def recommended(
         changes_numerics=False,
         apply=dict(apply),
         verify=verify,
-        per=given.per,
+        per=per or given.per,
         loss_ns=round(at_most_ns) if loss_ns is None and at_most_ns is not None else loss_ns,
         bound_from=bound_from,
         shown_by=shown_by,
@@ -208,9 +236,19 @@ def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
     return tuple(own.whole)
 
 
-def _idle_ns(own: RankSummary, *, of_steps: bool) -> int:
+def _numbers(own: RankSummary, *, of_steps: bool) -> tuple[int, ...]:
+    if of_steps and own.whole:
+        return tuple(each.step for each in own.windows if each.complete and each.window)
+    return tuple(range(len(own.whole)))
+
+
+def _idle_ns(own: RankSummary, long: Collection[int], *, of_steps: bool) -> int:
     whole, *steps = own.figures
-    figures = [each for window, each in zip(own.windows, steps, strict=True) if window.complete and window.window]
+    figures = [
+        each
+        for window, each in zip(own.windows, steps, strict=True)
+        if window.complete and window.window and window.step not in long
+    ]
     return sum(each.idle_ns or 0 for each in (figures if of_steps else [whole]))
 
 

@@ -18,7 +18,7 @@ from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, Link
-from overlapscope.analysis.job_step.headline import Headline, headline
+from overlapscope.analysis.job_step.headline import Headline, headline, left_out
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference
@@ -167,8 +167,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     uneven: int = 0
     """Of the matched collectives those whose members send different sizes: not in the wait time of `ranks`."""
     not_split: int = 0
-    """Calls with a root, such as broadcasts, in which members were not seen to wait: neither matched nor in `ranks`; of
-    the rank that recorded most of them."""
+    """Calls with a root, such as broadcasts, in which members were not seen to wait: not in `ranks`, and in `matched`
+    where all left together; of the rank that recorded most of them."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     one_host: bool = False
@@ -363,10 +363,16 @@ def with_costs(analysis: Analysis) -> Analysis:
     found, head = analysis.throughput, analysis.headline
     if found is None or not found.on_device or not found.devices:
         return analysis
+    # GPU-hours are of all steps: where the headline's causes leave out long ones, these have other causes.
+    has_long = bool(left_out(head))
     found = replace(
         found,
-        exposed_causes_gpu_hours_a_day=_divided(found.exposed_gpu_hours_a_day, head.causes),
-        idle_causes_gpu_hours_a_day=_divided(found.idle_gpu_hours_a_day, head.idle_causes),
+        exposed_causes_gpu_hours_a_day=_divided(
+            found.exposed_gpu_hours_a_day, (has_long and causes_of_all_steps(analysis)) or head.causes
+        ),
+        idle_causes_gpu_hours_a_day=_divided(
+            found.idle_gpu_hours_a_day, (has_long and _idle_causes_of_all_steps(analysis)) or head.idle_causes
+        ),
     )
     recommendations = []
     for each in analysis.recommendations:
@@ -503,6 +509,16 @@ def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> C
                 if step.complete and step.step in steps:
                     every.update(step.causes)
     return every if every.total() else Counter()
+
+
+def _idle_causes_of_all_steps(analysis: Analysis) -> Counter[str]:
+    """Return the nanoseconds of each cause of idle time in all complete steps of the headline's ranks."""
+    every: Counter[str] = Counter()
+    for info in analysis.ranks:
+        for step in info.steps if info.rank in analysis.headline.ranks else ():
+            if step.complete:
+                every.update(step.idle_causes)
+    return +every
 
 
 def usual_causes(analysis: Analysis) -> Counter[str]:

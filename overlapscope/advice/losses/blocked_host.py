@@ -10,12 +10,12 @@ import numpy as np
 
 from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
-from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.intervals import BusyTime, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 
 MOST_NAMED: Final = 3
@@ -113,35 +113,41 @@ def _fetched_ns(given: RuleInput) -> dict[int, Ints]:
 def garbage_collection(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where nothing is computed while the interpreter collects garbage."""
     found = host_time(given, "garbage_collection")
-    own = {} if given.run_has_device else _collected_ns(given)
+    collected = {} if given.run_has_device else _collected_ns(given)
+    own = {rank: float(each.mean()) for rank, each in collected.items()}
     lost = max(found.ns, round(fmean(own.values()))) if own else found.ns
     if lost < LEAST_IDLE * given.step_ns or not lost:
         return None
+    one = given.in_one_step(collected)
+    times = given.steps if one else 1
+    how_long = f"{ms(one[1])} in step {one[0]} alone" if one else f"{ms(lost)} of a {ms(given.step_ns)} {given.per}"
+    mostly = "" if one else _mostly(own, lost)
     return recommended(
         given,
         id="garbage_collection",
-        title=f"Collect garbage beside the step: {ms(lost)} of a {ms(given.step_ns)} {given.per} pass while the "
-        f"interpreter collects it and nothing is computed, in the mean of all ranks{_mostly(own, lost)}",
-        loss_ns=round(max(own.values(), default=lost)),  # no bound: who waits for the rank meanwhile loses as much
+        title=f"Collect garbage beside the step: {how_long} pass while the interpreter collects it and nothing is "
+        f"computed, in the mean of all ranks{mostly}",
+        loss_ns=round(max(own.values(), default=lost) * times),  # no bound: who waits for the rank loses as much
+        per="recording" if one else None,
         apply={
             "python": "gc.collect(); gc.freeze(); gc.disable()  # before training, on all ranks\n"
             "gc.collect()  # now and then, in the same step on all ranks; and none by hand in each step"
         },
-        evidence={"garbage_collection_ns": lost, "idle_ns": given.figures.idle_ns},
+        evidence={"garbage_collection_ns": lost * times, "idle_ns": given.figures.idle_ns},
         shown_by=found.shown_by,
         measured=["when garbage was collected, as capture noted it or ranges say"],
         assumed=[],
     )
 
 
-def _collected_ns(given: RuleInput) -> dict[int, float]:
-    """Return for how long a step each rank collected garbage: without a device also where it interrupts what the host
-    computes."""
-    return {
-        rank: length(intersection(recorded_pauses(given.run.ranks[rank], COLLECTOR), time_of(windows))) / len(windows)
-        for rank, windows in given.windows.items()
-        if windows
-    }
+def _collected_ns(given: RuleInput) -> dict[int, Ints]:
+    """Return for how long each rank collected garbage in each of its windows: without a device also where it interrupts
+    what the host computes."""
+    found = {}
+    for rank, windows in given.windows.items():
+        starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+        found[rank] = BusyTime(recorded_pauses(given.run.ranks[rank], COLLECTOR)).within(starts, ends)
+    return found
 
 
 def _mostly(own: Mapping[int, float], mean_ns: float) -> str:

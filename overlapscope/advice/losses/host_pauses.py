@@ -11,6 +11,7 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     if found is None or given.per != "step":
         return None
     evidence = found.evidence
+    alone, steps = evidence["alone_in_step"], evidence["of_steps"]
     cost_ns, ranks, costliest = evidence["cost_ns"], evidence["ranks"], evidence["pauses"][0]
     one = len(ranks) == 1
     whom = f"the host{'' if one else 's'} of {rank_list(ranks)}{', now one, now another' * evidence['in_turn']}"
@@ -18,13 +19,16 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
     usual = f"{'it pauses' if one else 'they pause'} for {ms(evidence['paused_ns'])}"
     whose = "its" if one else "a"
+    idles = f"{ms(cost_ns)} of a {ms(given.step_ns)} step for it"
+    if alone is not None:
+        idles = f"{ms(evidence['alone_cost_ns'])} in step {alone} alone"
     return recommended(
         given,
         id="host_pauses",
-        title=f"Find what stops {whom}: {usual}{place}{inside}, and {whose} device idles for "
-        f"{ms(cost_ns)} of a {ms(given.step_ns)} step for it",
+        title=f"Find what stops {whom}: {usual}{place}{inside}, and {whose} device idles for {idles}",
         verdict="look",
-        loss_ns=cost_ns,
+        loss_ns=cost_ns if alone is None else cost_ns * steps,
+        per="step" if alone is None else "recording",
         apply={
             "python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at one agreed step: "
             "are the pauses gone?\n"

@@ -26,17 +26,21 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     by_call: dict[str, int]
     """Of calls with a name, the longest first."""
     by_window: dict[int, Ints]
-    """By rank, in each of its windows: as recorded, not scaled to the headline."""
+    """By rank, in each of its windows, few long ones too: as recorded, not scaled to the headline."""
     waits: tuple[tuple[str, str | None], ...]
     """Calls, each with the operation that made it, None without one, the longest first."""
     shown_by: ShownBy | None
-    """The longest pause."""
+    """The longest pause, of kinds and calls that few long steps are not the only ones to have."""
 
 
 def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
-    """Return the idle time of these kinds; the sums of steps are scaled to the idle time of the headline."""
+    """Return the idle time of these kinds; the sums of steps are scaled to the idle time of the headline.
+
+    Few long steps are not in these sums, as in the headline's causes: a median is none of theirs.
+    """
     sums: dict[tuple[str, str], int] = defaultdict(int)
     by_window = {rank: np.zeros(len(windows), np.int64) for rank, windows in given.windows.items()}
+    usual = {rank: given.is_usual(rank) for rank in given.windows}
     longest: tuple[int, HostLoss] | None = None
     waits: dict[tuple[str, str | None], int] = defaultdict(int)
     for rank, losses in given.host_losses.items():
@@ -44,12 +48,13 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
             if each.kind not in kinds:
                 continue
             own = _within(each, given.windows.get(rank, ()))
-            sums[each.kind, each.call or ""] += int(own.sum())
+            usual_ns = int(own[usual[rank]].sum()) if rank in usual else 0
+            sums[each.kind, each.call or ""] += usual_ns
             if each.call:
-                waits[each.call, each.op] += int(own.sum())
+                waits[each.call, each.op] += usual_ns
             if rank in by_window:
                 by_window[rank] += own
-            if longest is None or _length(each) > _length(longest[1]):
+            if usual_ns and (longest is None or _length(each) > _length(longest[1])):
                 longest = rank, each
     scale = (given.figures.idle_ns or 0) / given.idle_ns if given.idle_ns else 0.0
     by_kind: dict[str, float] = defaultdict(float)

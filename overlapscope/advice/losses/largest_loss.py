@@ -28,6 +28,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
+from overlapscope.analysis.job_step.headline import few_communicate
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.result import (
     Analysis,
@@ -44,7 +45,7 @@ from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some, percent_text
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
@@ -135,9 +136,11 @@ WAITS_FOR_EACH: Final = (
     "of their own; DeepSpeed: overlap_comm=true); that saves at most {most}"
 )
 OF_HOROVOD: Final = (
-    "# gradients go beside backward already; what remains is the last group, after it: a smaller one "
-    "(HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME), or fewer bytes (compression=hvd.Compression.fp16)"
+    "# gradients go beside backward already; what remains is the last group, after it: fewer bytes "
+    "(compression=hvd.Compression.fp16), or the gradient that is ready last earlier"
 )
+SIXTEEN_BITS, WIDEST = 2, 8
+"""Bytes of an element; where its type is not known the most."""
 OF_OWN_CALLS: Final = ("dependency", "tail", "queued")
 SLOW_ON_CORES: Final = (
     "# some calls take longer than their like: a thread that has no core transfers nothing, so look at the cores first "
@@ -174,11 +177,16 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
     # Before all had begun to record nothing was lost: the others only seem to wait.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
+    few = few_communicate(given.analysis.headline)
+    if few is not None:  # medians hide it, or lie between the two kinds of steps
+        exposed = max(exposed, round(few.exposed_comm_ns))
     idle = given.figures.idle_ns or 0
     of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
-    others = max((each.loss_ns or 0 for each in found), default=0)
-    addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
+    steps = {given.per: 1, "recording": max(given.steps, 1)}
+    lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
+    others = max((ns for _, ns in lost), default=0)
+    addressed = sum(ns for name, ns in lost if name in named)
     outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return None
@@ -198,8 +206,11 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
     causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
-    cause, ns, label = _largest(given, causes)
     every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
+    if few_communicate(given.analysis.headline) is not None:
+        every = causes_of_all_steps(given.analysis)
+        causes = {each: round(ns * exposed / every.total()) for each, ns in every.items()}
+    cause, ns, label = _largest(given, causes)
     over_all, sums_ns, its_label = _largest(given, every)
     of_it = f"{ms(ns)} of it"
     if every and its_label != label:
@@ -340,6 +351,8 @@ def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:
 def _named(given: RuleInput, loss: int) -> tuple[str, str]:
     """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more."""
     usual, idle = without_outliers(given.analysis), given.figures.idle_ns or 0
+    if (few := few_communicate(given.analysis.headline)) is not None and loss > idle:
+        return USUAL[0], f"a {ms(few.step_ns)} step in the mean ({few.communicate} of {few.steps} steps communicate)"
     if usual is not None and given.step_ns - usual.step_ns > max(loss, idle):
         which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
         median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
@@ -431,12 +444,20 @@ def _of_own_calls(given: RuleInput, cause: str) -> str:
     if average_parameters(given):
         return AVERAGES
     if cause == "queued" and link_is_full(given):
-        return LINK_IS_FULL
+        return LINK_IS_FULL.replace("16 bits; ", "") if _in_sixteen_bits(given) else LINK_IS_FULL
     gbs, waits_ns = one_bandwidth_gbs(given), backward_waits_ns(given) if cause == "dependency" else 0.0
-    lines = [] if gbs is None else [ONE_BANDWIDTH.format(gbs=gbs)]
+    bandwidth = ONE_BANDWIDTH.replace(", 16 bits)", ")") if _in_sixteen_bits(given) else ONE_BANDWIDTH
+    lines = [] if gbs is None else [bandwidth.format(gbs=gbs)]
     if given.is_worth(waits_ns):
         return "\n".join([*lines, WAITS_FOR_EACH.format(most=ms(waits_ns))])
     return "\n".join([*lines, _of_gradients(given, cause)])
+
+
+def _in_sixteen_bits(given: RuleInput) -> bool:
+    """Return whether most of the exposed time is of calls of 16 bits, or fewer."""
+    rows = given.analysis.collectives
+    narrow = [row for row in rows if ITEM_BYTES.get(row.dtype or "", WIDEST) <= SIXTEEN_BITS]
+    return given.exposed_ns(narrow) > given.exposed_ns(rows) / 2
 
 
 def _of_gradients(given: RuleInput, cause: str) -> str:

@@ -42,7 +42,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     damaged = given.damaged_hosts
     rate, slow, long = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause", "long_pause"))
     pausing, slowly = idle > 0 and long > MOSTLY * found.ns, slow + long > MOSTLY * found.ns
-    one = None if in_bursts else _one_rank(found)
+    one = None if in_bursts else _one_rank(given, found)
     parts = [_idle_words(idle, one, "its host" if pausing else "launches")] if idle else []
     if pausing:
         parts[0] += f", {'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
@@ -81,10 +81,11 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _one_rank(found: HostTime) -> tuple[int, float] | None:
+def _one_rank(given: RuleInput, found: HostTime) -> tuple[int, float] | None:
     """Return the rank whose device waits for most of the time, of several, with that time a step; None where none
     does."""
-    each = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
+    usual = {rank: own[given.is_usual(rank)] for rank, own in found.by_window.items()}
+    each = {rank: float(own.mean()) for rank, own in usual.items() if own.size}
     *others, most = sorted(each, key=each.__getitem__) or [-1]
     if not others or each[most] <= max(MOSTLY * sum(each.values()), FAR_MORE * each[others[-1]]):
         return None

@@ -1,19 +1,21 @@
-"""Rule: copies between host and device run on the stream that computes, so nothing computes beside them: offload, or
-the batch that a step begins with.
+"""Rule: copies between host and device run on the stream that computes, so nothing computes beside them: offload, the
+batch that a step begins with, or a checkpoint.
 """
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
 from overlapscope.advice.losses.host_time import shown_by
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, COPY, Flags, Ints, Spans
-from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
+from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, Spans
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
@@ -23,7 +25,16 @@ BETWEEN: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host-to-Device
 TO_DEVICE: Final = re.compile(r"HtoD|HostToDevice|Host-to-Device|H2D", re.I)
 PAGEABLE: Final = re.compile(r"Pageable")
 MOSTLY: Final = 0.5
-"""Of the copying time, this share is before a step's first compute where it is a batch that is copied."""
+"""Of the copying time, this share is of batches, or to the host, where it is said to be that."""
+
+
+_Kind = Literal["batch", "to_host", "other"]
+WORDS: Final[Mapping[_Kind, tuple[str, str]]] = {
+    "batch": ("Copy the next batch ahead", "copies, mostly of the batch that a step begins with,"),
+    "to_host": ("Copy to the host on a stream of its own", "copies to the host"),
+    "other": ("Copy on a stream of its own", "copies between host and device"),
+}
+"""What to do, and what the copies are mostly."""
 
 
 class _Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +47,14 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     alone_ns: float
     beside_ns: float
     """What of it has communication beside it."""
+    by_window: Ints
+    """What of it is in each window."""
+    parts: int
+    """Steps that a sum is divided by; 1 for a recording."""
     to_device_ns: float
     input_ns: float
-    """What of it is copied to the device before the first compute of the step that launched it."""
+    """What of it is copied to the device before the first compute of the step that launched it, or launched next after
+    a batch was fetched."""
     pageable_ns: float
 
 
@@ -57,29 +73,37 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
     most = max(found, key=lambda each: length(each.alone))
     at = int((most.alone.ends - most.alone.starts).argmax())
     longest = HostLoss(kind="pause", when=most.alone, longest=(int(most.alone.starts[at]), int(most.alone.ends[at])))
-    inputs = _mean([each.input_ns for each in found])
+    inputs, to_device = (_mean([getattr(each, of) for each in found]) for of in ("input_ns", "to_device_ns"))
     pageable = given.is_worth(_mean([each.pageable_ns for each in found]))
-    is_batch = inputs >= MOSTLY * mean
-    what = "copies, mostly of the batch that a step begins with," if is_batch else "copies between host and device"
+    kind: _Kind = "batch" if inputs >= MOSTLY * mean else "to_host" if to_device < MOSTLY * mean else "other"
+    one = given.in_one_step({each.timeline.rank: each.by_window for each in found})
+    times = most.parts if one else 1  # a loss of one step is one of the recording
+    how_long = (
+        f"{ms(mean)} of a {ms(given.step_ns)} {given.per}" if one is None else f"{ms(one[1])} in step {one[0]} alone"
+    )
+    do, what = WORDS[kind]
     return recommended(
         given,
         id="copies_on_compute_stream",
-        title=f"Copy {'the next batch ahead' if is_batch else 'on a stream of its own'}: {what} on the compute stream "
-        f"take {ms(mean)} of a {ms(given.step_ns)} {given.per}, and nothing is computed beside them"
-        f"{_also_exposed(given, beside)}",
-        at_most_ns=mean,
+        title=f"{do}: {what} on the compute stream take {how_long}, and nothing is computed beside them"
+        f"{_also_exposed(given, beside, times)}",
+        at_most_ns=mean * times,
         bound_from="loss",
-        apply=_apply(given, is_batch=is_batch, pageable=pageable),
+        apply=_apply(given, kind, pageable=pageable),
         evidence={
-            "copies_alone_ns": round(mean),
-            "beside_communication_ns": round(beside),
-            "to_device_ns": round(most.to_device_ns),
-            "of_inputs_ns": round(inputs),
+            "copies_alone_ns": round(mean * times),
+            "beside_communication_ns": round(beside * times),
+            "to_device_ns": round(most.to_device_ns * times),
+            "of_inputs_ns": round(inputs * times),
             "pageable": pageable,
         },
         shown_by=shown_by(given.run.ranks[most.timeline.rank], longest),
         measured=["the time of these copies in which the device does not compute"],
-        assumed=["that what is copied can be copied earlier, beside compute: the gain is an upper bound"],
+        assumed=[
+            f"that what is copied can be copied {'later' if kind == 'to_host' else 'earlier'}, beside compute: "
+            "the gain is an upper bound"
+        ],
+        per="recording" if one else None,
     )
 
 
@@ -87,9 +111,9 @@ def _mean(times: list[float]) -> float:
     return sum(times) / len(times) if times else 0.0
 
 
-def _also_exposed(given: RuleInput, beside: float) -> str:
+def _also_exposed(given: RuleInput, beside: float, times: int) -> str:
     """Return that communication beside copies is exposed, where that is worth saying: one time, counted twice."""
-    return f" ({ms(beside)} of it is exposed communication, too)" if given.is_worth(beside) else ""
+    return f" ({ms(beside * times)} of it is exposed communication, too)" if given.is_worth(beside) else ""
 
 
 def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows) -> _Copied:
@@ -123,13 +147,19 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows) -> _Copi
         return rows_named(spans.name[counted], timeline.names, fits.search)
 
     every = alone(counted) if by_launch else inside
+    first = _after_fetch(timeline, counted)
+    if by_launch:
+        first |= _before_compute(spans, counted)
+    starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
     return _Copied(
         timeline=timeline,
         alone=every,
         alone_ns=length(every) / parts,
         beside_ns=length(intersection(every, cover.comm)) / parts,
+        by_window=BusyTime(every).within(starts, ends),
+        parts=parts,
         to_device_ns=a_step(named(TO_DEVICE)),
-        input_ns=a_step(named(TO_DEVICE) & _before_compute(spans, counted)) if by_launch else 0.0,
+        input_ns=a_step(named(TO_DEVICE) & first),
         pageable_ns=a_step(named(PAGEABLE)),
     )
 
@@ -146,8 +176,23 @@ def _before_compute(spans: Spans, rows: Ints) -> Flags:
     return before
 
 
-def _apply(given: RuleInput, *, is_batch: bool, pageable: bool) -> dict[str, str]:
-    if is_batch:
+def _after_fetch(timeline: RankTimeline, rows: Ints) -> Flags:
+    """Return which rows were launched after a range in which a batch is fetched had begun, and before any compute was:
+    without marks of steps, too."""
+    spans, notes = timeline.spans, timeline.annotations
+    fetches = np.sort(notes.start_ns[loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)])
+    if not fetches.size:
+        return np.zeros(rows.size, np.bool_)
+    launch, computes = spans.launch_ns[rows], spans.launch_ns[spans.kind == COMPUTE]
+    computes = np.sort(computes[computes != NONE])
+    latest = np.searchsorted(fetches, launch, side="right") - 1
+    since = np.searchsorted(computes, fetches[np.maximum(latest, 0)])
+    after: Flags = (launch != NONE) & (latest >= 0) & (np.searchsorted(computes, launch) == since)
+    return after
+
+
+def _apply(given: RuleInput, kind: _Kind, *, pageable: bool) -> dict[str, str]:
+    if kind == "batch":
         lines = [
             "copies = torch.cuda.Stream()",
             "with torch.cuda.stream(copies):  # the next batch, while this one computes",
@@ -157,6 +202,24 @@ def _apply(given: RuleInput, *, is_batch: bool, pageable: bool) -> dict[str, str
         ]
         lines += ["DataLoader(..., pin_memory=True)  # from pageable memory a copy runs beside nothing"] * pageable
         return {"torch": "\n".join(lines)}
+    offload = (
+        '# where offload_param or offload_optimizer is on: "pin_memory": true; "device": "none" where memory suffices'
+    )
+    of_deepspeed = {"deepspeed": offload} if "deepspeed" in given.job.frameworks else {}
+    if kind == "to_host":
+        pinned = "  # once: to pageable memory a copy runs beside nothing" if pageable else "  # once"
+        lines = [
+            f'host = torch.empty_like(tensor, device="cpu", pin_memory=True){pinned}',
+            "copies = torch.cuda.Stream()",
+            "copies.wait_stream(torch.cuda.current_stream())",
+            "with torch.cuda.stream(copies):",
+            "    host.copy_(tensor, non_blocking=True)",
+            "copied = copies.record_event()  # in another thread: copied.synchronize(), then write or send host",
+            "torch.cuda.current_stream().wait_event(copied)  # before tensor changes",
+        ]
+        checkpoint = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # where it is a checkpoint"
+        lines += [] if given.job.serves else [checkpoint]
+        return {"torch": "\n".join(lines)} | of_deepspeed
     lines = [
         "copies = torch.cuda.Stream()",
         "with torch.cuda.stream(copies):  # the next layer's, while this one computes",
@@ -166,7 +229,4 @@ def _apply(given: RuleInput, *, is_batch: bool, pageable: bool) -> dict[str, str
     lines += ["host_weight = host_weight.pin_memory()  # from pageable memory a copy runs beside nothing"] * pageable
     if given.job.serves:
         return {"torch": "\n".join(lines), "serving": "# keep weights on the device where they fit: no CPU offload"}
-    offload = (
-        '# where offload_param or offload_optimizer is on: "pin_memory": true; "device": "none" where memory suffices'
-    )
-    return {"torch": "\n".join(lines)} | ({"deepspeed": offload} if "deepspeed" in given.job.frameworks else {})
+    return {"torch": "\n".join(lines)} | of_deepspeed

@@ -1,12 +1,13 @@
 """Rule: where compute is nearly all of a step, elementwise kernels that a compiler could fuse; and what compute is."""
 
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.per_rank.kernel_families import (
     COMPILED,
     ELEMENTWISE,
@@ -25,6 +26,8 @@ from overlapscope.timeline.run import RankTimeline
 
 LITTLE_LOST: Final = 0.1
 """Compute decides how long a step takes where less of it is exposed communication or idle. A choice."""
+MUCH_COPIED: Final = 0.05
+"""From this share of a step in copies alone on it is not said that kernels decide how long it takes. A choice."""
 LEAST: Final = 0.1
 """Share of a step from which elementwise kernels are worth a trial. A choice: fused ones save a part of it."""
 NAMED: Final = 0.03
@@ -77,9 +80,22 @@ def compute_decides(figures: Headline) -> bool:
     return bool(figures.step_ns and figures.compute_only_ns and lost_ns < LITTLE_LOST * figures.step_ns)
 
 
+def _nothing_else_decides(figures: Headline) -> bool:
+    """Return whether compute decides how long all steps take: copies do not, and neither do few long steps, or those of
+    another kind, which a median does not show."""
+    step_ns, each_ns = figures.step_ns or 0, [each.step_ns for each in figures.job_steps]
+    mean_ns = fmean(each_ns) if each_ns else step_ns
+    return (
+        compute_decides(figures)
+        and (figures.copy_only_ns or 0) < MUCH_COPIED * step_ns
+        and mean_ns < (1 + LITTLE_LOST) * step_ns
+        and few_communicate(figures) is None
+    )
+
+
 def compute_words(figures: Headline, tables: Iterable[KernelTotals]) -> str:
     """Return what compute is where it decides how long a step takes; else, or where names say little, nothing."""
-    times = family_times(tables) if compute_decides(figures) else {}
+    times = family_times(tables) if _nothing_else_decides(figures) else {}
     total = sum(times.values())
     if not total or times.get(OTHER, 0) > UNKNOWN * total:
         return ""

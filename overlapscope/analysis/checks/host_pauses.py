@@ -25,6 +25,9 @@ AT_ONE_PLACE: Final = 0.75
 FEW_A_STEP: Final = 3
 """At many places a host pauses at most so often in a step, in the median of those with a pause. A choice: one that
 loses its core stops again and again, wherever it is."""
+FEWEST_STEPS, IN_ONE_STEP = 3, 0.75
+"""Of so many steps or more, one that holds this share of the cost is named with it: a mean over all is in none of them.
+A choice."""
 MOST_LISTED: Final = 16
 """Pauses listed as evidence, the costliest."""
 MOST_SETS: Final = 3
@@ -62,7 +65,10 @@ def host_pauses(
     if not found or not step_ns or lack_cores(said):
         return []
     steps = max(own.steps for own in known.values())
-    cost_ns = _cost_ns(found) / steps
+    costs = _costs_ns(found)
+    cost_ns = sum(costs.values()) / steps
+    alone = max(costs, key=costs.__getitem__) if steps >= FEWEST_STEPS else None
+    alone = alone if alone is not None and costs[alone] >= IN_ONE_STEP * sum(costs.values()) else None
     (between, times), *_ = Counter((each.before, each.after) for each in found).most_common(1)
     one_place = times >= AT_ONE_PLACE * len(found)
     in_a_step = float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
@@ -77,7 +83,8 @@ def host_pauses(
             id="host_pauses",
             severity="warning",
             title=f"{who} paused for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
-            f"{_where(found, between if one_place else None, inside, step_ns)}; {_costs(found, cost_ns)}: {WHY}",
+            f"{_where(found, between if one_place else None, inside, step_ns)}; "
+            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: {WHY}",
             evidence={
                 "ranks": ranks,
                 "steps": paused_steps,
@@ -86,6 +93,8 @@ def host_pauses(
                 "paused_ns": round(float(np.median([each.paused_ns for each in found]))),
                 "idle_ns": sum(each.idle_ns for each in found),
                 "cost_ns": round(cost_ns),
+                "alone_in_step": alone,
+                "alone_cost_ns": None if alone is None else costs[alone],
                 "one_place": one_place,
                 "in_turn": len({(each.rank, each.step) for each in found}) < len(ranks) * len(paused_steps),
                 "inside": inside,
@@ -132,15 +141,15 @@ def _waited_ns(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) ->
     return clipped
 
 
-def _cost_ns(found: Sequence[CostlyPause]) -> int:
-    """Return the idle time in pauses of the rank that loses most in each step, over all steps: ranks pause at once."""
+def _costs_ns(found: Sequence[CostlyPause]) -> dict[int, int]:
+    """Return by step the idle time in pauses of the rank that loses most in it: ranks pause at once."""
     idle: Counter[tuple[int, int]] = Counter()
     for each in found:
         idle[each.step, each.rank] += each.idle_ns
     most: dict[int, int] = {}
     for (step, _), ns in idle.items():
         most[step] = max(most.get(step, 0), ns)
-    return sum(most.values())
+    return most
 
 
 def _inside(run: Run, own: LongPauses, longest: CostlyPause) -> str | None:
@@ -190,7 +199,9 @@ def _where(
     return f", {mostly}between {short(between[0])} and {short(between[1])}{within}{into}"
 
 
-def _costs(found: Sequence[CostlyPause], cost_ns: float) -> str:
+def _costs(found: Sequence[CostlyPause], cost_ns: float, alone: int | None) -> str:
+    """Return what pauses cost a step, or the only step that they are in."""
     waited = max(each.waited_ns for each in found)
     others = f", and others waited up to {_from_to([waited])} for it" if waited else ""
-    return f"the device that lost most was idle for {_from_to([round(cost_ns)])} a step{others}"
+    when = "a step" if alone is None else f"in step {alone}" + " alone" * (len({each.step for each in found}) > 1)
+    return f"the device that lost most was idle for {_from_to([round(cost_ns)])} {when}{others}"

@@ -210,15 +210,12 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
         return []
     share, count, stage = max(found, key=lambda each: each[0])
     interleaved = fill_share(count, stage.activations)
-    others = (
-        "" if stage.at_most == stage.activations else f" ({percent_text(interleaved)} if its chunks are interleaved)"
-    )
     return [
         Finding(
             id="pipeline_fill",
             severity="info",
             title=f"{stage.at_most} micro-batches on {count} stages: by the schedule a pipeline fills and drains for "
-            f"{percent_text(share)} of a step{others}; with {2 * stage.at_most} it would be "
+            f"{percent_text(share)} of a step; with {2 * stage.at_most} it would be "
             f"{percent_text(fill_share(count, 2 * stage.at_most))}",
             evidence={
                 "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,

@@ -1,7 +1,7 @@
 """Findings about the recording itself: partly recorded groups, unreadable files, contradicting overlap figures."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, or_none
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 MOST: Final = 3
@@ -45,6 +46,7 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
         missing = some_ranks if size is None else size > len(recorded[block.group])
         if not block.whole and missing:
             partial[block.group, block.ranks] = size
+    partial |= _recorded_on_one_rank(run, recorded)
     if not partial:
         return []
     (group, ranks), members = next(iter(partial.items()))
@@ -63,6 +65,21 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
             known_from="trace",
         )
     ]
+
+
+def _recorded_on_one_rank(
+    run: Run, matched: Container[str | None]
+) -> dict[tuple[str | None, tuple[int, ...]], int | None]:
+    """Return the size of each group of several ranks that made calls of which one member was recorded."""
+    found: dict[tuple[str | None, tuple[int, ...]], int | None] = {}
+    members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
+    for rank, timeline in run.ranks.items():
+        codes = unique(timeline.collectives.group)
+        for name in [timeline.names[code] for code in codes[codes >= 0].tolist()]:
+            ranks = members.get(name, ())
+            if len(ranks) > 1 and name not in matched and run.ranks.keys() & set(ranks) == {rank}:
+                found[name, (rank,)] = len(ranks)
+    return found
 
 
 def unread_ranks(run: Run) -> list[Finding]:

@@ -83,7 +83,7 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="-",
     ),
     "pipeline": Cause(
-        label="wait: another pipeline stage",
+        label="messages between pipeline stages, with their waits",
         description="a send or receive between pipeline stages, with its wait, except `late_launch` and `queued`",
         waits_for_another_rank=True,
         colour="waiting",

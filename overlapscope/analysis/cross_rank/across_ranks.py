@@ -17,7 +17,7 @@ from overlapscope.analysis.cross_rank.impossible_calls import drop_impossible
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, exchanges, match_pairs
-from overlapscope.analysis.cross_rank.rooted_calls import waited_in
+from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
@@ -58,6 +58,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
     clock_set: bool = False
     """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
+    rooted: tuple[MatchedCalls, ...] = ()
+    """Matched calls with a root that are not in `splits`, but which all members left together."""
     not_split: int = 0
     """Number of timed calls with a root that are not in `splits`, as their members were not seen to wait; of the rank
     that recorded most of them."""
@@ -67,7 +69,7 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def matched(self) -> int:
         """Number of matched collectives, each counted once."""
-        return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
+        return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven, *self.rooted))
 
     def transfers(self, run: Run) -> dict[int, Transfers]:
         """Return the transfers of each rank's collectives."""
@@ -153,9 +155,11 @@ def match_and_align(run: Run) -> CrossRank:
         clocks = clock_offsets(checked.blocks, hosts)
     checked, clocks = drop_impossible(run, checked, clocks, lambda each: clock_offsets(each.blocks, hosts))
     known = join_by_uneven(clocks, checked.uneven, hosts)
+    rooted_blocks: tuple[MatchedCalls, ...] = ()
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
-        checked = replace(checked, blocks=(*checked.blocks, *waited_in(rooted.blocks, clocks)))
+        together = left_together(rooted.blocks, clocks)
+        checked, rooted_blocks = replace(checked, blocks=(*checked.blocks, *together.waited)), together.others
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:
@@ -171,6 +175,7 @@ def match_and_align(run: Run) -> CrossRank:
         clock_set=clock_set,
         splits=splits,
         uneven=uneven,
+        rooted=rooted_blocks,
         not_split=_not_split(run, checked.blocks),
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,

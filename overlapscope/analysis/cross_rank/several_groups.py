@@ -1,4 +1,5 @@
-"""Drop nameless calls that cannot be of one group: no member leaves a call before all have begun."""
+"""Drop nameless calls that cannot be of one group: no member leaves a call before all have begun, and where the sources
+list the groups, one of them holds all its members."""
 
 from typing import Final
 
@@ -9,8 +10,9 @@ from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
 from overlapscope.timeline.causality import SURE, contradicted, contradicted_parts
-from overlapscope.timeline.columns import Flags
+from overlapscope.timeline.columns import NONE, Flags
 from overlapscope.timeline.hosts import share_host_clock
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 MOST_RANKS: Final = 64
@@ -19,13 +21,20 @@ MOST_CALLS: Final = 1024
 
 
 def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
-    """Remove the blocks of nameless calls paired by order whose ranks contradict each other; reasons name them.
+    """Remove the blocks of nameless calls paired by order whose ranks contradict each other, or that no listed group
+    holds together; reasons name them.
 
     Where no clock can have been set between the ranks, few calls are enough.
     """
     dropped: dict[int, str] = {}
     for at, block in enumerate(matching.blocks):
         if block.by_order and block.group is None:
+            if _in_no_listed_group(run, block):
+                dropped[at] = (
+                    f"{named(block.group)}: {block.calls} {block.op} on ranks {list_some(block.ranks)} are not paired "
+                    "by order: no group that the sources list has these ranks, so they are calls of several groups"
+                )
+                continue
             apart = np.argwhere(_apart(block, one_time=share_host_clock(run.ranks[rank] for rank in block.ranks)))
             if apart.size:
                 dropped[at] = _reason(block, *(block.ranks[place] for place in apart[0].tolist()))
@@ -38,6 +47,19 @@ def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
         unmatched=matching.unmatched + lost,
         reasons=(*matching.reasons, *dropped.values()),
     )
+
+
+def _in_no_listed_group(run: Run, block: MatchedCalls) -> bool:
+    """Return whether each rank is in a listed group of the size that these calls state, but no such group has all.
+
+    Any group may be meant by calls that state no size, or of sizes that are not listed.
+    """
+    stated = [run.ranks[rank].collectives.group_size[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
+    sizes = {size for own in stated for size in unique(own).tolist()} - {NONE}
+    fitting = [
+        set(group.ranks) for group in run.groups if group.ranks is not None and (not sizes or len(group.ranks) in sizes)
+    ]
+    return set(block.ranks) <= set().union(*fitting) and not any(set(block.ranks) <= each for each in fitting)
 
 
 def _apart(block: MatchedCalls, *, one_time: bool) -> Flags:

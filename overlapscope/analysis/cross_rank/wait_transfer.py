@@ -85,7 +85,7 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     blame_ns: int = 0
     times_last: int = 0
     waited_for_ns: int = 0
-    """How long the other members waited in the calls that this rank came last to, beyond `counts_from`."""
+    """How long the other members waited in the calls that this rank came last to, by however little."""
 
 
 class StepWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         begun = np.broadcast_to(starts, blame.shape)
         late_ends = sum(each.late_end_ns.sum(axis=1) for each in theirs)
         waited = np.concatenate([each.wait_ns.sum(axis=0) for each in theirs])
-        waited_for = np.bincount(last, weights=waited * (lead > threshold), minlength=len(ranks))
+        waited_for = np.bincount(last, weights=waited, minlength=len(ranks))
         figures = np.stack([collective, collective - transfer, begun, late_ends, blame, times, waited_for], axis=1)
         figures = figures.astype(np.float64)
         for rank, its in zip(ranks, figures, strict=True):

@@ -13,7 +13,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
 from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
 from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, recording_figures, step_figures
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Flags, Ints
 
 StepsBy = Literal["job_step", "longest_window"]
 LongestBecause = Literal["clocks", "apart"]
@@ -24,14 +24,16 @@ LONG: Final = 1.5
 """A step is long from this many times the median of all: one pause of a second would else be the cause of what others
 expose. But of more than ..."""
 FEWEST_STEPS: Final = 3
-"""Of fewer the time between two begins is one figure."""
+"""Of fewer the time between two begins is one figure, and none is an exception."""
 SHORTER: Final = 0.99
 """A job's pace is said from this share of its steps. A choice: a difference of less moves no conclusion."""
 NEXT_TO_NOTHING: Final = 0.01
 """Largest share of what a step communicates at most that is next to nothing. A choice: a loss summed over ranks is
 less, gradients are not."""
 FEW: Final = 0.2
-"""... this share of the steps none is an exception."""
+"""... this share of the steps none is an exception, unless it is a single one and of the others ..."""
+ALIKE: Final = 1.1
+"""... the longest is at most so many times the shortest. A choice."""
 
 
 class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -87,9 +89,9 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     exposed_fraction: float | None = None
     """exposed_comm / step, sums over ranks."""
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
-    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (at
-    most a fifth of them, of 1.5 times the median step). They add up to it exactly, and those of waiting for a late rank
-    to `exposed_wait_ns`, unless that median, of another step, is larger."""
+    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (of
+    1.5 times the median step: at most a fifth of them, or one beside others that are alike). They add up to it exactly,
+    and those of waiting for a late rank to `exposed_wait_ns`, unless that median, of another step, is larger."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided likewise; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
@@ -132,6 +134,14 @@ def quiet_steps(head: Headline) -> frozenset[int]:
     return frozenset(each.step for each in _by_kind(head)[0] if each.step is not None)
 
 
+def left_out(head: Headline) -> frozenset[int]:
+    """Return the steps that the shares of causes leave out: few that are long."""
+    long = _few_long(np.array([each.step_ns for each in head.job_steps], np.int64))
+    return frozenset(
+        each.step for each, is_long in zip(head.job_steps, long, strict=True) if is_long and each.step is not None
+    )
+
+
 def _by_kind(head: Headline) -> tuple[list[StepOfJob], list[StepOfJob]]:
     """Return the steps that communicate next to nothing, and the others, where at most half do; else none.
 
@@ -159,7 +169,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     waits = {cause: ns for cause, ns in table.causes.items() if cause in EXPOSED_WAIT}
     others = {cause: ns for cause, ns in table.causes.items() if cause not in EXPOSED_WAIT}
-    sums = _typical_sums(table, waits, others)
+    sums = _typical_sums(table, *([waits, others] if values["exposed_wait_ns"] else [waits | others]))
     causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
     idle = divided(values["idle_ns"] or 0, _typical_sums(table, table.idle_causes))
     return Headline(
@@ -191,19 +201,26 @@ def _pace_ns(table: StepFigures, step_ns: float) -> int | None:
 
 
 def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:
-    """Return the sum of each cause over ranks and steps that are not LONG: a median is none of theirs.
+    """Return the sum of each cause over ranks and steps that are no few long ones: a median is none of theirs.
 
-    All steps count where many are long, as with gradient accumulation, or the others have nothing of a kind that some
-    step has.
+    All steps count where the others have nothing of a kind that some step has.
     """
-    long = table.job.step_ns >= LONG * np.median(table.job.step_ns)
-    usual = table.recorded & ~(long & (long.mean() <= FEW))
+    usual = table.recorded & ~_few_long(table.job.step_ns)
     typical, every = (
         [{cause: int(ns[chosen].sum()) for cause, ns in kind.items()} for kind in kinds]
         for chosen in (usual, table.recorded)
     )
     lacking = any(any(all_of.values()) and not any(own.values()) for own, all_of in zip(typical, every, strict=True))
     return {cause: ns for kind in (every if lacking else typical) for cause, ns in kind.items()}
+
+
+def _few_long(step_ns: Ints) -> Flags:
+    """Return which steps are LONG; none where many are, as with gradient accumulation."""
+    long: Flags = step_ns >= LONG * np.median(step_ns) if step_ns.size else np.zeros(0, np.bool_)
+    others = step_ns[~long]
+    one = long.sum() == 1 and step_ns.size >= FEWEST_STEPS and others.max() <= ALIKE * others.min()
+    few: Flags = long & (one or long.sum() <= FEW * step_ns.size)
+    return few
 
 
 _MEDIANS: Final = frozenset(Headline.__struct_fields__)

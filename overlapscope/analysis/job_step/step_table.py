@@ -323,7 +323,7 @@ def step_table(
         launched = np.flatnonzero(columns >= 0)
         once = np.ones(launched.size, np.int64)
         calls.append(Shares.of(communication.kinds, communication.kind_of[launched], columns[launched], once))
-        if cross_rank.matched:
+        if cross_rank.splits or cross_rank.uneven:
             blame[row] = np.where(found.recorded[row], _blame(cross_rank, rank, columns, len(found.steps)), NONE)
     figures = {**found.figures, "blame_ns": blame}
     return StepTable(

@@ -133,7 +133,9 @@ def _of_longer_compute(
         at_once = more["launched_late_ns"] = _launched_late(late)
         return ("host" if at_once > MOST * lead_ns else cause), more
     if cause != "longer_compute":
-        return cause, more
+        # Grids are not always the work: an optimizer's kernels have the same on each rank.
+        shown = _by_optimizer(rank, peers, run, _times_as_long(late, work))[1] if cause == "more_work" else {}
+        return ("slower_compute" if shown else cause), more | shown
     longer_ns = more["compute_ns"] - more["peers_compute_ns"]
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
     cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work), _by_step(late))

@@ -98,7 +98,7 @@ def peer_rank(args: CollectiveArgs) -> int | None:
     return parse_count(args.source_rank) if target is None else target
 
 
-_NAMED_PEER: Final = re.compile(r"^[a-z]*ccl:(?:send \d+->|recv \d+<-)(?P<peer>\d{1,9})$")
+_NAMED_PEER: Final = re.compile(r"^[a-z]*ccl:(?:send|recv) (?P<own>\d{1,9})(?:->|<-)(?P<peer>\d{1,9})$")
 
 
 def named_peer_rank(name: str, members: Sequence[int]) -> int | None:
@@ -109,6 +109,12 @@ def named_peer_rank(name: str, members: Sequence[int]) -> int | None:
     found = _NAMED_PEER.match(name)
     index = int(found["peer"]) if found else len(members)
     return members[index] if index < len(members) else None
+
+
+def named_places(name: str) -> tuple[int, int] | None:
+    """Return the places in their group of the rank that recorded such a range and of its peer; None for other names."""
+    found = _NAMED_PEER.match(name)
+    return (int(found["own"]), int(found["peer"])) if found else None
 
 
 _CALLED_PEER = 2

@@ -1,7 +1,7 @@
 """Build collectives from communication spans: the call to which each span belongs, and what it moved."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from overlapscope.ingest.build.collective_args import (
     input_dtype,
     input_elements,
     named_peer_rank,
+    named_places,
     parse_count,
     parse_function_id,
     peer_rank,
@@ -82,6 +83,22 @@ class GroupBook:
         known = self._groups.get(name or "")
         return (known.ranks if known else None) or ()
 
+    def with_places(self, own: int, peer: int, used: Collection[str]) -> tuple[str | None, int | None, int | None]:
+        """Return (name, size, peer's rank) of the group in which a rank has one place and its peer another; each None
+        where that is not clear.
+
+        It is the group of the trace's other messages (`used`), if they are of one alone; else a group of the trace's
+        configuration, where all with these places have the same ranks there.
+        """
+        if len(used) > 1:
+            return None, None, None
+        names = used or self._config
+        fits = {name: ranks for name in names if len(ranks := self.members_of(name)) > max(own, peer)}
+        if own == peer or len({(ranks[own], ranks[peer]) for ranks in fits.values()}) != 1:
+            return None, None, None
+        name, ranks = next(iter(fits.items()))
+        return (name, len(ranks), ranks[peer]) if len(fits) == 1 else (None, None, ranks[peer])
+
     def groups(self) -> tuple[Group, ...]:
         """Return all groups found so far."""
         return tuple(self._groups.values())
@@ -105,6 +122,7 @@ def assemble(
     }
     call_of_span = np.full(spans.row.size, NONE, np.int64)
     rows: list[dict[str, int | str | None]] = []
+    places: list[tuple[int, int] | None] = []
     seen: dict[tuple[str, int], int] = {}
     for position, span in enumerate(comm.tolist()):
         around = {kind: found[position] for kind, found in ranges.items()}
@@ -115,13 +133,33 @@ def assemble(
         if row is None:
             row = len(rows)
             rows.append(_describe(columns, names, spans, span, around, classifier, book))
+            places.append(_places(columns, names, around, int(spans.device_note[span])))
             if key:
                 seen[key] = row
         call_of_span[span] = row
+    _fill_messages(rows, places, book)
     calls = _table(columns, spans, rows, comm, call_of_span)
     lane = _launch_lanes(spans, comm, call_of_span[comm], calls.launch_ns)
     context = launch_context(columns.host, columns.names, calls.op, lane, calls.launch_ns)
     return replace(calls, phase=context.phase, module=context.module, dimension=context.dimension), call_of_span
+
+
+def _places(
+    columns: TraceColumns, names: list[str], around: Mapping[str, int], device_note: int
+) -> tuple[int, int] | None:
+    """Return the places of a rank and its peer in their group, as the range or the device's note of a call says."""
+    return next((found for each in _ranges(columns, names, around, device_note) if (found := named_places(each))), None)
+
+
+def _fill_messages(
+    rows: Sequence[dict[str, int | str | None]], places: Sequence[tuple[int, int] | None], book: GroupBook
+) -> None:
+    """Fill in group and peer of sends and receives that name neither, from the places in their ranges."""
+    used = {str(row["group"]) for row in rows if row["op"] in SEND_OPS and row["group"] is not None}
+    for row, ends in zip(rows, places, strict=True):
+        if ends is not None and row["op"] in SEND_OPS and row["group"] is None and row["peer"] is None:
+            row["group"], size, row["peer"] = book.with_places(*ends, used)
+            row["group_size"] = row["group_size"] or size
 
 
 def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -> Ints:
@@ -193,11 +231,14 @@ def _peer(
     stated = peer_rank(args)
     if stated is not None:
         return stated
-    host, notes = columns.host.name, columns.device_notes.name
-    named = [
-        names[int(column[row])] for column, row in ((host, around["library"]), (notes, device_note)) if row != NOWHERE
-    ]
-    return next((peer for each in named if (peer := named_peer_rank(each, members)) is not None), None)
+    named = (named_peer_rank(each, members) for each in _ranges(columns, names, around, device_note))
+    return next((peer for peer in named if peer is not None), None)
+
+
+def _ranges(columns: TraceColumns, names: list[str], around: Mapping[str, int], device_note: int) -> list[str]:
+    """Return the names of the library's range around a call and of the device's note on it, where recorded."""
+    both = ((columns.host.name, around["library"]), (columns.device_notes.name, device_note))
+    return [names[int(column[row])] for column, row in both if row != NOWHERE]
 
 
 def _moved_by_arguments(

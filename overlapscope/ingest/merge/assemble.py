@@ -12,6 +12,7 @@ from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
+from overlapscope.timeline.configured_groups import with_configured_groups
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.found_groups import with_found_groups
@@ -67,6 +68,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     fingerprint = _fingerprint(used)
     sizes = sorted({reading.world_size for reading in used if reading.world_size})
     world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None
+    ranks, groups = with_configured_groups(ranks, groups, world_size)
     ranks, groups = with_found_groups(ranks, groups, world_size)
     notes = [*notes, *doubts, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))

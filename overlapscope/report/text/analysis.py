@@ -19,7 +19,7 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate, left_out
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
@@ -404,6 +404,8 @@ def _causes(analysis: Analysis) -> str:
 
     sums = every or head.causes
     only_in_some = [cause for cause, ns in every.items() if ns >= WORTH_NAMING * every.total()]
+    # GPU-hours are of outliers, too.
+    only_in_some += [cause for cause, spent in hours.items() if spent >= WORTH_NAMING * sum(hours.values())]
     ordered = sorted(
         {*head.causes, *only_in_some}, key=lambda cause: (-sums.get(cause, 0), -head.causes.get(cause, 0), cause)
     )
@@ -484,9 +486,10 @@ def empty_ranges_text(analysis: Analysis) -> str:
 
 
 def _share_of_idle(analysis: Analysis, ns: int) -> str:
-    """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known."""
+    """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known, and
+    no long step is left out of the shares: these hours are of all steps."""
     share, cost = ns / (analysis.headline.idle_ns or 1), analysis.throughput
-    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS:
+    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS or left_out(analysis.headline):
         return percent(share)
     price = None if cost.idle_price_a_day is None else share * cost.idle_price_a_day
     return f"{percent(share)}, {throughput_text.cost_text(share * cost.idle_gpu_hours_a_day, price)}"

@@ -109,7 +109,8 @@ def moments_text(moments: Sequence[Moment], given: str) -> str:
          f"{EXPLAIN} {given} --at {each.rank}:{(each.start_ns + each.end_ns) / 2e6:.3f}"]
         for each in moments
     ]  # fmt: skip
-    return "\n".join(["Longest times without compute, and what explains each:", *aligned(rows, left=0)]) + "\n"
+    head = "Longest losses: times without compute or copies, and what explains each:"
+    return "\n".join([head, *aligned(rows, left=0)]) + "\n"
 
 
 def chain_lines(chain: Sequence[Link], gains_ns: Sequence[int | None] = ()) -> list[str]:

@@ -109,7 +109,9 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     found = ["Calls in flight at once are counted each: the sums exceed the time in communication."] if longer else []
     ranks = sorted(analysis.skew.ranks, key=lambda each: -each.blame_ns)[:MAX_DELAYING]
     blame_ns, delayed_ns = sum(each.blame_ns for each in ranks), sum(each.delayed_ns or 0 for each in ranks)
-    if all(each.delayed_ns is None for each in ranks) or blame_ns <= REPEATED * delayed_ns:
+    # Beside devices' asynchronous calls it is not certain which leads are one: stragglers alone have the figure.
+    unknown = analysis.run.has_device or all(each.delayed_ns is None for each in ranks)
+    if unknown or blame_ns <= REPEATED * delayed_ns:
         return found
     first, *others = sorted(ranks, key=lambda each: -(each.delayed_ns or 0))
     others = [each for each in others if (each.delayed_ns or 0) >= WORTH_DELAY * (first.delayed_ns or 1)]

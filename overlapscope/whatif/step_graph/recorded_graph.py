@@ -118,7 +118,7 @@ def _numbers(run: Run, cross_rank: CrossRank) -> dict[int, Ints]:
     """Return a number for each call, the same on all its members. Raises InputError where too many are unmatched."""
     found = {rank: np.full(size(each.collectives), NONE, np.int64) for rank, each in run.ranks.items()}
     count = 0
-    for block in (*cross_rank.matching.blocks, *cross_rank.matching.uneven):
+    for block in (*cross_rank.matching.blocks, *cross_rank.matching.uneven, *cross_rank.rooted):
         for rank, rows in zip(block.ranks, block.rows, strict=True):
             found[rank][rows] = count + np.arange(block.calls)
         count += block.calls

@@ -27,7 +27,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.redact import redacted
 from overlapscope.report.text import advice as text
-from overlapscope.timeline.columns import Telemetry, make
+from overlapscope.timeline.columns import Telemetry, make, take
 from overlapscope.timeline.intervals import length, union
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
@@ -192,6 +192,10 @@ def test_garbage_collected_in_the_compute_of_a_cpu_run_is_lost_time() -> None:
     found = fired(replace(run, ranks=ranks))
     assert found["garbage_collection"].loss_ns == 300 * US
     assert "garbage_collection" not in fired(run)
+    first = {rank: replace(each, telemetry=take(each.telemetry, np.arange(1))) for rank, each in ranks.items()}
+    once = fired(replace(run, ranks=first))["garbage_collection"]
+    assert "0.3 ms in step 0 alone pass" in once.title
+    assert (once.per, once.loss_ns) == ("recording", 300 * US)
 
 
 def test_recommendations_stand_by_loss_on_every_real_trace() -> None:

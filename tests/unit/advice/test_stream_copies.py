@@ -15,13 +15,13 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import COPY
+from overlapscope.timeline.columns import COPY, NONE, take
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.property.synthetic import simulate, write_kineto
 from tests.property.synthetic.job_faults import draw
 from tests.support.builders import EPOCH_NS
-from tests.support.step_cases import STEP, STEPS, US, Kernel, Sent, made
+from tests.support.step_cases import STEP, STEPS, US, Item, Kernel, Range, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 NAME = "Memcpy HtoD (Pinned -> Device)"
@@ -77,8 +77,8 @@ def replayed(run: Run) -> str | None:
     return bounded["copies_on_compute_stream"].bound_from
 
 
-def stepping(*kernels: Kernel) -> Run:
-    run = made(lambda _: kernels)
+def stepping(*items: Item) -> Run:
+    run = made(lambda _: items)
     return replace(run, ranks={rank: _as_copies(each) for rank, each in run.ranks.items()})
 
 
@@ -113,3 +113,66 @@ def test_copies_count_in_the_step_that_launched_them_where_they_ran_before_its_w
     found = copies_on_compute_stream(replace(given, windows=dict.fromkeys(run.ranks, windows)))
     assert found is not None
     assert found.loss_ns == 100 * US  # of which the windows hold 5 of 6
+
+
+TO_HOST = "Memcpy DtoH (Device -> Pageable)"
+
+
+def test_what_is_copied_to_the_host_is_no_weight_of_a_layer() -> None:
+    found = fired(stepping(MODEL, Kernel(start=900, end=990, name=TO_HOST)))["copies_on_compute_stream"]
+    assert "copies to the host on the compute stream take 0.09 ms of a " in found.title
+    assert "pin_memory=True" in found.apply["torch"]
+    assert "async_save" in found.apply["torch"]
+    assert "weight" not in found.apply["torch"]
+    assert "copied later" in found.assumed[0]
+
+
+@pytest.mark.parametrize(("others_us", "alone"), [(0, True), (15, True), (40, False)])
+def test_copies_of_a_single_step_are_of_that_step_and_not_a_mean(others_us: int, *, alone: bool) -> None:
+    """A checkpoint of 400 us: no step has the mean over 6 of them."""
+    run = made(
+        lambda number: [
+            Kernel(start=0, end=500),
+            Kernel(start=500, end=900 if number == 3 else 500 + max(others_us, 1), name=TO_HOST),
+        ]
+    )
+    run = replace(run, ranks={rank: _as_copies(each) for rank, each in run.ranks.items()})
+    found = fired(run)["copies_on_compute_stream"]
+    if alone:
+        assert "take 0.4 ms in step 3 alone, and" in found.title
+        assert (found.per, found.loss_ns) == ("recording", (400 + (STEPS - 1) * max(others_us, 1)) * US)
+    else:
+        assert "of a 1 ms step, and" in found.title
+        assert found.per == "step"
+
+
+def unmarked(run: Run) -> Run:
+    """Return the run without marks of steps."""
+    return replace(
+        run,
+        ranks={
+            rank: replace(
+                each,
+                steps=take(each.steps, np.zeros(each.steps.step.size, np.bool_)),
+                spans=replace(each.spans, step=np.full_like(each.spans.step, NONE)),
+            )
+            for rank, each in run.ranks.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "is_batch"),
+    [("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, True),
+     ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 150, False),  # compute was launched before
+     ("forward", 0, False)],
+)  # fmt: skip
+def test_without_steps_what_is_copied_next_after_a_batch_is_fetched_is_that(
+    name: str, launch: float, *, is_batch: bool
+) -> None:
+    fetched = Range(name=name, start=-50, end=-10)
+    batch = Kernel(start=200, end=300, launch=launch, name=NAME)
+    run = unmarked(stepping(fetched, Kernel(start=100, end=200, launch=90), batch, Kernel(start=300, end=900)))
+    found = fired(run)["copies_on_compute_stream"]
+    assert found.per == "recording"
+    assert ("next(batches)" in found.apply["torch"]) == is_batch

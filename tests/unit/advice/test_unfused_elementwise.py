@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
+from overlapscope.advice.losses.unfused_elementwise import compute_words
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.kernel_families import OTHER, family_of, family_times
 from overlapscope.analysis.per_rank.kernels import KernelTotals
 from overlapscope.timeline.run import Run
@@ -84,3 +87,30 @@ def test_a_reason_says_what_compute_is_where_it_decides() -> None:
     assert words.endswith("by their names: matrix products 85 %, elementwise 15 % of compute")
     assert not said(computing(exposed_us=110))
     assert not said(computing(gemm="what", name="that")), "names say nothing"
+
+
+def with_steps(head: Headline, *lengths_us: int) -> Headline:
+    pairs = zip(head.job_steps, lengths_us, strict=False)
+    return replace(head, job_steps=[replace(each, step_ns=us * US) for each, us in pairs])
+
+
+def test_neither_copies_nor_a_few_long_steps_leave_it_to_kernels() -> None:
+    head = analyze(computing()).headline
+    table = KernelTotals(
+        name=("gemm",), blocks=np.zeros(1, np.int64), count=np.ones(1, np.int64), total_ns=np.array([1]),
+    )  # fmt: skip
+    assert compute_words(head, [table])
+    assert compute_words(replace(head, copy_only_ns=40 * US), [table])
+    assert not compute_words(replace(head, copy_only_ns=50 * US), [table])
+    assert compute_words(with_steps(head, 1000, 1000, 1000, 1300), [table])
+    assert not compute_words(with_steps(head, 1000, 1000, 1000, 1500), [table])
+
+
+def test_neither_do_steps_of_which_few_communicate() -> None:
+    head = analyze(computing()).headline
+    table = KernelTotals(
+        name=("gemm",), blocks=np.zeros(1, np.int64), count=np.ones(1, np.int64), total_ns=np.array([1]),
+    )  # fmt: skip
+    quiet = [replace(each, exposed_comm_ns=0, overlapped_ns=0) for each in head.job_steps[1:]]
+    loud = replace(head.job_steps[0], overlapped_ns=50 * US)
+    assert not compute_words(replace(head, comm_ns=0, job_steps=[loud, *quiet]), [table])

@@ -1,6 +1,7 @@
 """What the events of a Kineto trace mean: launches, evidence of communication, kinds, sizes, CPU runs, dialects."""
 
 import tracemalloc
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,46 @@ def test_an_annotation_projected_on_the_device_speaks_for_kernels_without_a_laun
     assert not is_comm(trace(5 * MS - 1, 1 * MS, COMM_STREAM))
     assert not is_comm(trace(5 * MS - 1, 2 * MS + 3, 21))
     assert not is_comm(trace(5 * MS - 1, 2 * MS + 3, COMM_STREAM, launch(1 * MS, 9)))
+
+
+def messages(folder: Path, *groups: tuple[str, list[int]], records: Mapping[str, str] | None = None) -> LoadedRun:
+    """Return rank 0 of four that sends to its neighbour twice, of which once the launch was not recorded.
+
+    `records` are the arguments of the recorded call: none of these traces says which peer it was with.
+    """
+    args = {"Collective name": "send", "dtype": "Float", "In msg nelems": 4, "Group size": 4, **(records or {})}
+    events = [kernel(GEMM, 0, 4 * MS)]
+    for at in (5, 9):
+        events.append(kernel("nccl:send 0->1", at * MS - 1, 2 * MS + 3, stream=COMM_STREAM, sort="gpu_user_annotation"))
+    events.append(kernel("ncclDevKernel_Generic(x)", 5 * MS, 2 * MS, stream=COMM_STREAM, correlation=9))
+    own = args if records else None
+    events.append(kernel("ncclDevKernel_Generic(x)", 9 * MS, 2 * MS, stream=COMM_STREAM, correlation=10, args=own))
+    config = [{"pg_name": name, "pg_size": len(ranks), "ranks": ranks} for name, ranks in groups]
+    return load(folder, events, metadata={"distributedInfo": {"rank": 0, "world_size": 4, "pg_config": config}})
+
+
+ALL = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("groups", "records", "group", "peer"),
+    [
+        pytest.param([("0", ALL)], None, "0", 1, id="the only group"),
+        pytest.param([("0", ALL), ("5", ALL)], None, None, 1, id="the same peer in both groups"),
+        pytest.param([("0", ALL), ("7", [0, 3])], None, None, NONE, id="another peer in another group"),
+        pytest.param(
+            [("0", ALL), ("5", ALL), ("7", [0, 3])], {"Process Group Name": "5"}, "5", 1, id="the group of others"
+        ),
+        pytest.param([], None, None, NONE, id="no group"),
+    ],
+)
+def test_a_note_on_the_device_says_the_peer_of_a_message_whose_launch_was_not_recorded(
+    groups: list[tuple[str, list[int]]], records: Mapping[str, str] | None, group: str | None, peer: int, folder: Path
+) -> None:
+    found = calls(messages(folder, *groups, records=records))
+    assert found.op.tolist() == ["send", "send"]
+    first = found.iloc[0]
+    assert (None if pd.isna(first.group) else first.group, NONE if pd.isna(first.peer) else first.peer) == (group, peer)
 
 
 # --- copies

@@ -68,6 +68,15 @@ def test_an_outlier_is_left_out_of_the_shares_and_the_column_says_so() -> None:
     ]
 
 
+def test_a_cause_that_only_an_outlier_has_is_listed_with_its_gpu_hours() -> None:
+    """They are of all steps."""
+    costed = with_causes(ONE_LONG, [USUAL_MS, USUAL_MS, {"dependency": 3, "queued": 9, "tail": 90}, USUAL_MS])
+    hours = {"dependency": 1.0, "queued": 1.0, "tail": 6.0}
+    assert costed.throughput is not None
+    found = table(replace(costed, throughput=replace(costed.throughput, exposed_causes_gpu_hours_a_day=hours)))
+    assert found[-1] == ["nothing but the optimizer follows", "0.000", "0.0 %", "6.0"]
+
+
 def test_a_cause_that_only_some_usual_steps_have_is_listed() -> None:
     found = table(with_causes(ALIKE, [USUAL_MS, USUAL_MS, {"dependency": 3, "tail": 9}, USUAL_MS]))
     assert [row[1:] for row in found] == [

@@ -138,9 +138,14 @@ def test_waits_of_calls_in_flight_at_once_are_said_to_be_counted_each(times: int
     assert any(line.startswith("Calls in flight at once are counted each") for line in lines) is said
 
 
-@pytest.mark.parametrize(("once_ms", "said"), [(40, True), (80, False), (None, False)])
-def test_a_lead_that_lasts_over_several_calls_is_said_counted_once(once_ms: int | None, *, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("once_ms", "has_device", "said"), [(40, False, True), (80, False, False), (None, False, False), (40, True, False)]
+)
+def test_a_lead_that_lasts_over_several_calls_is_said_counted_once_of_hosts_that_compute(
+    once_ms: int | None, *, has_device: bool, said: bool
+) -> None:
     analysis = analyze(job(fault="host"))
+    analysis = replace(analysis, run=replace(analysis.run, has_device=has_device))
     once_ns = None if once_ms is None else once_ms * 1_000_000
     first, second = (replace(each, blame_ns=50_000_000, delayed_ns=once_ns) for each in analysis.skew.ranks[:2])
     lines = shown_lines(with_skew(analysis, ranks=[first, replace(second, delayed_ns=None if once_ns is None else 0)]))

@@ -135,6 +135,17 @@ def test_the_advice_counts_the_rank_that_loses_most_in_each_step_and_comes_befor
     assert "compile" not in str(found["host_pauses"].apply)
 
 
+def test_what_pauses_of_a_single_step_cost_is_of_that_step_and_not_a_mean() -> None:
+    """In the mean it is 6 ms in each of 3 steps, which none lost."""
+    found = advice(run(lambda step, _: {3: 18.0} if step == 1 else {}))["host_pauses"]
+    assert found.title.endswith("and a device idles for 18 ms in step 8 alone")
+    assert (found.per, found.loss_ns) == ("recording", pytest.approx(18 * MS, rel=0.01))
+    (named_pauses,) = named(run(lambda step, _: {3: 18.0} if step == 1 else {}))
+    assert "the device that lost most was idle for 18.0 ms in step 8:" in named_pauses.title
+    (mostly,) = named(run(lambda step, _: {3: 18.0 if step == 1 else 4.0 * (step == 2)} if step else {}))
+    assert "was idle for 18.0 ms in step 8 alone:" in mostly.title
+
+
 def test_of_one_rank_that_pauses_in_each_step_the_range_is_named() -> None:
     (found,) = named(run(lambda _, rank: {3: 10.0} if rank else {}, during="## logging ##"))
     assert "the host paused for 11.0 ms (rank 1 in each of 3 steps), between" in found.title

@@ -9,6 +9,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.cross_rank.unmatched_ranks import ROOTED_ALONE
 from overlapscope.timeline.run import Run
+from overlapscope.whatif.step_graph.recorded_graph import recorded_graphs
 from tests.support.overlapping_calls import Met
 from tests.support.overlapping_calls import job as job_of_calls
 
@@ -71,6 +72,19 @@ def test_a_call_is_split_only_where_it_was_often_seen_to_wait(late: int, waited:
     assert match_and_align(run).waits[1].wait_ns == pytest.approx(waited * 38 * MS)
 
 
+def test_calls_that_nobody_waited_in_are_matched_but_not_split() -> None:
+    found = match_and_align(job([42.0] * STEPS))
+    assert {block.op for block in found.matching.blocks} == {"all_reduce"}
+    assert [(block.op, block.calls) for block in found.rooted] == [("broadcast", STEPS)]
+    assert found.matched == 2 * STEPS
+    assert found.not_split == STEPS
+
+
+def test_the_replay_knows_calls_that_nobody_waited_in_as_the_same_on_all_ranks() -> None:
+    run = job([42.0] * STEPS)
+    assert recorded_graphs(run, match_and_align(run)).ranks == (0, 1)
+
+
 def test_time_after_the_last_one_came_is_no_wait() -> None:
     """The root has sent into buffers and leaves; now and then it is a little late."""
     calls: dict[int, list[Met]] = {0: [], 1: []}
@@ -80,6 +94,7 @@ def test_time_after_the_last_one_came_is_no_wait() -> None:
         calls[1] += [Met(start=at + 30, end=at + 40), Met(start=at + 42, end=at + 74, op="broadcast", volume=4)]
     run = job_of_calls(calls, GROUPS, lasts=20 * STEP, step=STEP, has_device=False, hosts={0: "node0", 1: "node0"})
     assert match_and_align(run).waits[1].wait_ns == 0
+    assert not match_and_align(run).rooted
 
 
 def test_clocks_that_no_other_call_connects_say_nothing_of_broadcasts() -> None:

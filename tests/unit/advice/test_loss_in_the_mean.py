@@ -1,0 +1,65 @@
+"""Where few steps communicate, the largest loss is that of the mean step; trials of compute follow what has a bound."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import analyze_with_advice, ranked
+from overlapscope.advice.losses.largest_loss import LINK_IS_FULL, _of_own_calls
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.run import Run
+from tests.support.step_cases import Item, Kernel, Sent, made
+from tests.unit.advice.test_exposed_calls import MIB, in_a_row, queue
+
+
+def averaging(every: int) -> Run:
+    """Return ranks that exchange 300 us in every n-th step, and idle for 20 us in all."""
+
+    def step(number: int) -> list[Item]:
+        work: list[Item] = [Kernel(start=0, end=600), Kernel(start=920, end=990, launch=30)]
+        return [*work, Sent(start=600, end=900)] if number % every == 0 else [*work, Kernel(start=620, end=900)]
+
+    return made(step)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_mean_step_decides_what_is_lost_where_few_steps_communicate(every: int) -> None:
+    analysis = analyze_with_advice(averaging(every))
+    first = analysis.recommendations[0]
+    steps = analysis.headline.steps
+    communicate = sum(each.exposed_comm_ns > 0 for each in analysis.headline.job_steps)
+    assert first.id == "exposed_communication"
+    assert f"step in the mean ({communicate} of {steps} steps communicate) are exposed communication" in first.title
+    assert first.loss_ns == pytest.approx(300_000 * communicate / steps, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("float32", "(16 bits; gradients"), ("bfloat16", "(gradients")])
+def test_on_a_full_link_16_bits_are_advised_where_they_are_not_sent(dtype: str, words: str) -> None:
+    run = made(lambda _: queue(*in_a_row(5, size_bytes=36 * MIB)))
+    ranks = {}
+    for rank, each in run.ranks.items():
+        code = np.full_like(each.collectives.dtype, len(each.names))
+        ranks[rank] = replace(each, names=(*each.names, dtype), collectives=replace(each.collectives, dtype=code))
+    typed = replace(run, ranks=ranks)
+    together = match_and_align(typed)
+    said = _of_own_calls(RuleInput.of(typed, analyze(typed, together), together), "queued")
+    assert words in said
+    assert said.split("(")[0] == LINK_IS_FULL.split("(")[0]
+
+
+def trial(of: str, **more: Any) -> Recommendation:
+    known = analyze_with_advice(averaging(2)).recommendations[0]
+    return replace(known, id=of, verdict="trial", gain_low_ns=None, gain_high_ns=None, **more)
+
+
+def test_a_trial_of_compute_without_a_bound_comes_after_changes_of_numerics_that_have_one() -> None:
+    bits = replace(trial("sixteen_bit_gradients", loss_ns=10, changes_numerics=True), gain_high_ns=10)
+    compute = trial("unfused_optimizer", loss_ns=1_000_000, changes_numerics=False)
+    communication = trial("fewer_channels", loss_ns=5, changes_numerics=False)
+    found = ranked([compute, bits, communication])
+    assert [each.id for each in found] == ["fewer_channels", "sixteen_bit_gradients", "unfused_optimizer"]
