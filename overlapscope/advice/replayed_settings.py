@@ -104,7 +104,7 @@ def _by_fsdp_replay(
     advised = fsdp_advice(result)
     if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
         advised = [for_fsdp1(each) for each in advised]
-    return [*advised, *_without_bits(found)], fsdp_reasons(result.reasons)
+    return [*advised, *(_without_bits(found) if advised else found)], fsdp_reasons(result.reasons)
 
 
 def _whatif_replays(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs) -> str:

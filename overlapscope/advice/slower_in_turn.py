@@ -99,7 +99,7 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
         waited += worth
         if worth and longer_ns >= MOST_OF_IT * waits_ns:
             rank_of[step] = most
-        bounds.append(max(longer_ns, waits_ns))
+        bounds.append(max(longer_ns, waits_ns) if rank_of.get(step) == most else 0)
     if len(rank_of) < max(IN_STEPS * waited, FEWEST_STEPS) or len(set(rank_of.values())) < 2:
         return None
     if any(_always(rank, steps) for rank in set(rank_of.values())):

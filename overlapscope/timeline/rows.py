@@ -156,6 +156,12 @@ def values_in(column: Column) -> Ints:
     return np.flatnonzero(there) + low
 
 
+def split_by(key: Ints) -> list[Ints]:
+    """Return the rows of each value of a column, ascending, in the order of the values."""
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if order.size else []
+
+
 def factorize_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
     """Return the number of each row's combination of values, in order of first occurrence, and the first row of each.
 

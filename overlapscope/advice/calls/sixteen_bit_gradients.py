@@ -30,7 +30,8 @@ SIXTEEN: Final = re.compile(
 )
 """Names of kernels that multiply matrices in 16 bits: cuBLAS, CUTLASS, cuDNN, Tensile; FlashAttention has no others."""
 WIDE: Final = re.compile(
-    r"sgemm|dgemm|s1688gemm|tf32|f32f32_f32f32|nvjet_sss_|^Cijk_\w*?_(?:S|SS)_?(?:MX_)?B_|scudnn", re.I
+    r"sgemm|dgemm|(?<!fp16_)(?<!f16_)s1688gemm|tf32|f32f32_f32f32|nvjet_sss_|^Cijk_\w*?_(?:S|SS)_?(?:MX_)?B_|scudnn",
+    re.I,
 )
 """In 32 bits, or more, first of all."""
 SUMS_FLOAT32: Final = re.compile(r"nccl\w*Kernel_(?:AllReduce|ReduceScatter)_\w*(?:_f32|_float)(?![0-9])")

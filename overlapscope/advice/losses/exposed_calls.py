@@ -12,7 +12,7 @@ from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
-from overlapscope.timeline.rows import factorize_rows, sort_order, unique, values_in
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LARGE_BYTES: Final = 1 << 20
@@ -123,9 +123,7 @@ def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints,
     reduces = rows_named(calls.op[timed], names, REDUCE.__contains__)
     backward = rows_named(calls.phase[timed], names, BACKWARD.__eq__)
     kept = np.zeros(timed.size, np.bool_)
-    kind, _ = factorize_rows([calls.group[timed], window])
-    for each in values_in(kind).tolist():
-        own = np.flatnonzero(kind == each)
+    for own in split_by(factorize_rows([calls.group[timed], window])[0]):
         last = int(np.flatnonzero(backward[own]).max(initial=-1))
         # Whatever the group does until its last call of backward is a reduction of gradients.
         until_last = own[: last + 1]

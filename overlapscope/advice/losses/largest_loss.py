@@ -56,7 +56,7 @@ OF_EXPOSED: Final = frozenset({
     "late_rank", "bucket_cap", "bucket_view", "sixteen_bit_gradients", "fsdp_gathers", "flatten_gradients",
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
-    "repeated_reductions", "repeated_broadcasts", "computing_calls",
+    "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(

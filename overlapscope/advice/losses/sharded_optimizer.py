@@ -12,7 +12,7 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import factorize_rows, values_in
+from overlapscope.timeline.rows import factorize_rows, split_by
 from overlapscope.timeline.run import RankTimeline
 
 LARGE_BYTES: Final = 1 << 20
@@ -81,10 +81,9 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
     inside = (window >= 0) & (calls.start_ns[own] < until[window])
     own, window = own[inside], window[inside]
     compute = BusyTime(given.coverage[timeline.rank].compute)
-    kind, _ = factorize_rows([calls.group[own], window])
     found: list[Ints] = []
-    for each in values_in(kind).tolist():
-        those = own[kind == each]
+    for rows in split_by(factorize_rows([calls.group[own], window])[0]):
+        those = own[rows]
         last, first = calls.end_ns[those[reduces[those]]], calls.start_ns[those[gathers[those]]]
         if last.size and first.size and int(compute.within(last.max()[None], first.min()[None])[0]) > 0:
             found.append(those)

@@ -96,7 +96,7 @@ def host_pauses(
                 "alone_in_step": alone,
                 "alone_cost_ns": None if alone is None else costs[alone],
                 "one_place": one_place,
-                "in_turn": len({(each.rank, each.step) for each in found}) < len(ranks) * len(paused_steps),
+                "in_turn": len(ranks) > 1 and len({(each.rank, each.step) for each in found}) == len(paused_steps),
                 "inside": inside,
                 "pauses": [
                     msgspec.structs.asdict(each)

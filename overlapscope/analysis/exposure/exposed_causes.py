@@ -383,14 +383,19 @@ def _meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage])
     before, beside their wait.
     """
     found = {rank: np.ones(timeline.collectives.op.size, np.bool_) for rank, timeline in run.ranks.items()}
+    computed_on: dict[int, Flags] = {}
     for split in (*cross_rank.splits, *cross_rank.uneven):
         block = split.block
         meets = np.ones(block.calls, np.bool_)
         for row in values_in(split.last).tolist():
             timeline, mine = run.ranks[block.ranks[row]], split.last == row
             if timeline.has_device:
-                start_ns, end_ns = block.start_ns[row, mine], block.end_ns[row, mine]
-                meets[mine] = ~_computed_on(timeline, coverage[timeline.rank], start_ns, end_ns)
+                if timeline.rank not in computed_on:
+                    calls = timeline.collectives
+                    computed_on[timeline.rank] = _computed_on(
+                        timeline, coverage[timeline.rank], calls.start_ns, calls.end_ns
+                    )
+                meets[mine] = ~computed_on[timeline.rank][block.rows[row, mine]]
         for rank, rows in zip(block.ranks, block.rows, strict=True):
             found[rank][rows] = meets
     return found

@@ -22,7 +22,10 @@ FEWEST_RANKS: Final = 2
 MANY_LAUNCHES: Final = 10
 MORE_GRIDS: Final = 1.2
 """A kernel that is launched so often and has this many times as many grids as launches in a step has others in each
-step, even where layers are alike: its grids are no measure of its work."""
+step. Where ..."""
+OWN_GRIDS: Final = 0.4
+"""... this share of its launches have a grid of their own, they differ between layers, too, as sizes of batches do not:
+such grids are no measure of its work."""
 LARGER: Final = 1.02
 """A kernel is larger than those of its name on other ranks above this factor of their grid."""
 
@@ -198,5 +201,6 @@ def _sized(table: KernelTotals, name: Codes) -> float:
         np.bincount(name, weights=values)
         for values in (table.count, (table.blocks != NONE).astype(np.int64), table.total_ns)
     )
-    varies = (launches >= MANY_LAUNCHES) & (grids > MORE_GRIDS * launches / table.steps)
+    others = (grids > MORE_GRIDS * launches / table.steps) & (grids > OWN_GRIDS * launches)
+    varies = (launches >= MANY_LAUNCHES) & others
     return 1 - float(taken[varies].sum() / taken.sum()) if taken.sum() else 1.0

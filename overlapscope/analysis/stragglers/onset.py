@@ -58,13 +58,14 @@ def onset(rank: int, others: Sequence[int], run: Run) -> dict[str, Any]:
         return {}
 
     def compared(begin: float, end: float) -> float:
-        return own.times(begin, end) / float(np.median([each.times(begin, end) for each in theirs]))
+        usual_times = float(np.median([each.times(begin, end) for each in theirs]))
+        return own.times(begin, end) / usual_times if usual_times > 0 else np.nan
 
     before, after = compared(0.0, change), compared(change, 1.0)
     ends = np.linspace(change, 1.0, PIECES + 1).tolist()
     pieces = [compared(begin, end) for begin, end in pairwise(ends)]
     step = int(run.ranks[rank].spans.step[own.row[at + 1]])
-    if not abs(before - 1) <= ALIKE or not min(pieces) >= LONGER or step == NONE:
+    if not abs(before - 1) <= ALIKE or not all(each >= LONGER for each in pieces) or step == NONE:
         return {}
     return {"since_step": step, "times_since": after}
 

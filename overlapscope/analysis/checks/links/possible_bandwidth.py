@@ -20,7 +20,6 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.exposure.collectives import CollectiveRow
-from overlapscope.ingest.reference_bandwidth import bandwidths_elsewhere
 from overlapscope.timeline.columns import DEVICE, NONE, or_none, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
@@ -107,14 +106,16 @@ class _Against(msgspec.Struct, frozen=True, kw_only=True):
 def _below_others(run: Run, rows: Sequence[CollectiveRow]) -> list[Finding]:
     """Return the finding that most of the large calls over all devices of one host are far below what a published table
     has of another host with such devices."""
-    ranks = run.world_size or 0
-    curves = list(curves_of(bandwidths_elsewhere(str(run.fingerprint.get("device") or ""), ranks)))
-    if not curves or not _on_one_host(run):
+    ranks, device = run.world_size or 0, str(run.fingerprint.get("device") or "")
+    large = {key: each for key, each in _compared(run, rows).items() if key[2] == ranks and key[3] >= ELSEWHERE_BYTES}
+    if not large or not device or not _on_one_host(run):
         return []
+    from overlapscope.ingest.reference_bandwidth import bandwidths_elsewhere  # noqa: PLC0415 - few have such calls
+
+    curves = list(curves_of(bandwidths_elsewhere(device, ranks)))
     against = [
         _Against(op=op, group=group, ranks=members, volume=volume, kinds=kinds, possible=possible)
-        for (op, group, members, volume), kinds in _compared(run, rows).items()
-        if members == ranks and volume >= ELSEWHERE_BYTES
+        for (op, group, members, volume), kinds in large.items()
         if (possible := _reference(curves, op, members, volume)) is not None
     ]
     low = [each for each in against if each.measured_gbs < FAR_BELOW * each.possible[0]]

@@ -15,6 +15,7 @@ from overlapscope.analysis.checks.links.slow_link import AT_LEAST_NS, FEWEST_CAL
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
 from overlapscope.timeline.columns import NONE, Floats
+from overlapscope.timeline.rows import split_by
 from overlapscope.timeline.run import Run
 
 LONGER: Final = 3.0
@@ -55,8 +56,10 @@ def _by_size(run: Run, pairs: Sequence[MessagePairs]) -> dict[tuple[int, bool], 
             np.float64,
         )
         ends = min(pair.sender, pair.receiver), max(pair.sender, pair.receiver)
-        for volume in np.unique(volumes[(volumes != NONE) & (volumes > 0)]).tolist():
-            parts[volume, pair.both_ways][ends].append(took[:, volumes == volume])
+        for rows in split_by(volumes):
+            volume = int(volumes[rows[0]])
+            if volume != NONE and volume > 0:
+                parts[volume, pair.both_ways][ends].append(took[:, rows])
     return {
         kind: {
             ends: (both.min(axis=0), both.max(axis=0))
