@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
+from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import (
     COMPILED,
     ELEMENTWISE,
@@ -70,6 +71,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     inside = time_of(windows)
     within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
     own = own[(within >= 0) & (spans.start_ns[own] < inside.ends[within])]
+    own = own[~in_optimizer(timeline, own)]  # compiling the model changes none of these
     times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
     return length(times) / len(windows), own.size / len(windows)
 

@@ -397,7 +397,9 @@ def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> 
 
 def _what_to_move(step: _StepWork | None, layer_ns: float | None) -> str:
     """Return what evens stages out: layers, where one is shorter than the excess; else finer parts."""
-    if step is None or layer_ns is None or layer_ns < step.more_ns:
+    if step is None or layer_ns is None:
+        return "move layers to them, where one takes less than that (how long one takes is not known)"
+    if layer_ns < step.more_ns:
         return "move layers to them"
     return (
         f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest; what "

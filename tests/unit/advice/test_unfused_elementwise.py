@@ -11,7 +11,7 @@ from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.kernel_families import OTHER, family_of, family_times
 from overlapscope.analysis.per_rank.kernels import KernelTotals
 from overlapscope.timeline.run import Run
-from tests.support.step_cases import US, Kernel, Sent
+from tests.support.step_cases import US, Kernel, Range, Sent
 from tests.unit.advice.test_advice_rules import always, fired
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>"
@@ -77,6 +77,15 @@ def test_elementwise_kernels_are_to_be_compiled_without_a_gain() -> None:
 )  # fmt: skip
 def test_others_are_not(other: dict[str, float]) -> None:
     assert "unfused_elementwise" not in fired(computing(**other))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("launch_us", "named"), [(35, False), (45, True)])
+def test_those_of_an_optimizer_that_takes_tensor_by_tensor_are_not(launch_us: float, *, named: bool) -> None:
+    step = always(
+        Kernel(start=0, end=830, name="ampere_gemm", launch=1), Kernel(start=830, end=980, name=ADD, launch=launch_us),
+        Sent(start=50, end=100), Range(name="Optimizer.step#AdamW.step", start=30, end=40),
+    )  # fmt: skip
+    assert ("unfused_elementwise" in fired(step)) == named
 
 
 def test_a_reason_says_what_compute_is_where_it_decides() -> None:
