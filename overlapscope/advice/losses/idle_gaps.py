@@ -70,7 +70,7 @@ class IdleGaps(msgspec.Struct, frozen=True, kw_only=True):
         share, longest = percent_text(held / self.idle_ns, 0), ms(int(self.long[0]))
         gaps = f"{number} of {self.gaps} gaps hold {share}: the longest"
         if number == 1:
-            gaps = f"one of {self.gaps} gaps holds {share}:"
+            gaps = "one gap of" if self.gaps == 1 else f"one of {self.gaps} gaps holds {share}:"
         where = f"{gaps} {longest} between {before} and {after} (at {self.rank}:{self.at_ns / 1e6:.3f})"
         stops = ", in which the host may have stopped (allocation, garbage collection, synchronisation)"
         rest = self.gaps - number

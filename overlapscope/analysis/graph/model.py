@@ -306,7 +306,8 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
 
     Nodes are sorted by time. A predecessor recorded after its node (clocks that differ by microseconds, streams whose
     spans overlap) takes the node's time; nodes of one moment are sorted by the longest chain of edges to them. Edges
-    that close a circle are left out: inferred ones that lead backwards in time, then all that do.
+    that close a circle are left out: inferred ones that lead backwards in time, then all that do, then those between
+    nodes of one moment.
     """
     ahead = time_ns.take(edges.node) - time_ns.take(edges.before)
     if not (ahead < 0).any():
@@ -326,7 +327,8 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
         order = _sorted(time_ns, edges.before[kept], edges.node[kept])
         if order is not None:
             return order, kept
-    raise AssertionError("spans and calls of no length follow each other in a circle")
+    kept &= ahead > 0  # what leads forward in time alone closes no circle
+    return np.argsort(time_ns, kind="stable"), kept
 
 
 def _sorted(time_ns: Ints, before: NodeNumbers, node: NodeNumbers) -> Ints | None:

@@ -289,7 +289,7 @@ def _cause(straggler: Straggler) -> str:
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
     if straggler.since and (times := evidence.get("times_since")):
-        words += f"{straggler.since}: from within it on its kernels take {times:.2f} times as long as its peers'"
+        words += f"{straggler.since} its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

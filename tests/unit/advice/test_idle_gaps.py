@@ -59,3 +59,9 @@ def test_short_gaps_are_no_stops_of_the_host() -> None:
     found = fired(of_the_device(program))["idle_device"]
     assert "one of 30 gaps holds" in found.title
     assert "may have stopped" not in found.title
+
+
+def test_a_single_gap_is_no_one_of_one() -> None:
+    found = fired(of_the_device([Launch(0, MS), Work(5 * MS), Launch(0, MS, name="after")]))["idle_device"]
+    assert "one gap of 4" in found.title
+    assert "gaps" not in found.title

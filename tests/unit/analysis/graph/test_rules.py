@@ -26,6 +26,8 @@ from overlapscope.analysis.graph.model import (
     SYNC,
     UNEXPLAINED,
     Graph,
+    edges_of,
+    scan_order,
 )
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.self_test import hidden_waits_ns
@@ -357,3 +359,11 @@ def test_threads_that_take_turns_are_one_chain() -> None:
     graph = rank_graph(simulate({0: program}).rank)
     assert len(edges(graph, HAND_OVER)) == 6
     assert all(EDGE_KINDS[kind] != "poll" for kind in graph.edges.kind)
+
+
+def test_calls_and_spans_of_no_length_that_follow_each_other_in_a_circle_are_in_order_of_time() -> None:
+    time_ns = np.array([5, 5, 5, 9], np.int64)
+    edges = edges_of(np.array([0, 1, 2, 2]), np.array([1, 2, 0, 3]), CALL, RECORDED, np.zeros(4, np.int64))
+    order, kept = scan_order(time_ns, edges)
+    assert order.tolist() == [0, 1, 2, 3]
+    assert kept.tolist() == [False, False, False, True]
