@@ -157,6 +157,8 @@ def _by_rules(
     given = RuleInput.of(run, analysis, cross_rank, alone)
     late = late_rank(analysis, lambda: waits_by_step(run, cross_rank.splits), lambda: slower_in_turn(given))
     own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
+    if late and _is_of_pauses(late, own):
+        late = None
     first = [] if late and _is_of_launches(late, own, given) else _fixed_first(analysis, late, cores)
     found = {each.id: each for each in (*first, cores) if each is not None} | own
     settings = [] if first else [rule for rule in RULES if rule not in OF_ONE_RANK]
@@ -209,6 +211,12 @@ def _fixed_first(analysis: Analysis, late: Recommendation | None, cores: Recomme
     if cores is None or not comes_first(cores):
         return [late] if late else []
     return [cores, late] if late and analysis.skew.stragglers else [cores]
+
+
+def _is_of_pauses(late: Recommendation, found: Mapping[str, Recommendation]) -> bool:
+    """Return whether ranks wait for one that is no straggler, but whose host pauses, which `found` says."""
+    pauses = found.get("host_pauses")
+    return pauses is not None and late.evidence["held_by"] is None and late.evidence["rank"] in pauses.evidence["ranks"]
 
 
 def _is_of_launches(late: Recommendation, found: Mapping[str, Recommendation], given: RuleInput) -> bool:

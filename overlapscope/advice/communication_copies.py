@@ -85,7 +85,7 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         evidence={kind: round(ns) for kind, ns in took.items()}
         | ({"saved_at_most_ns": round(saved)} if of_fsdp else {})
         | ({"host_ns": round(spent.ddp_host)} if spent.ddp_host else {}),
-        measured=["the time of the copies"],
+        measured=["the time of the copies", *(["what the host took to launch them"] if spent.ddp_host else [])],
         assumed=[]
         if of_fsdp
         else ["that all copies can be avoided and none was overlapped: the gain is an upper bound"],

@@ -22,6 +22,16 @@ IN_STEPS: Final = 0.75
 FEWEST_STEPS: Final = 3
 MOST_STEPS: Final = 8
 """In whose order ranks that are slower in turn are named."""
+CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
+BATCHES: Final = {
+    "torch": 'print(rank, step, batch["input_ids"].shape)  # sort samples by length, cap the tokens of a batch'
+}
+WORDS: Final[Mapping[bool | None, tuple[str, str, Mapping[str, str]]]] = {
+    True: ("Find why devices are slower in turn", "does the same work slower", CLOCKS),
+    False: ("Even out batches", "computes longer", BATCHES),
+    None: ("Find why ranks compute longer in turn", "computes longer", BATCHES | CLOCKS),
+}
+"""What to do, what a rank does, and the code for it: by whether it did the same work."""
 NO_LONGER: Final = "that no rank need compute longer than its peers: the gain is an upper bound"
 
 
@@ -41,8 +51,9 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     """By step, of those that it explains."""
     steps: int
     """All in which others wait."""
-    same_work: bool
-    """Whether its kernels are as many as its peers', by name, and as large, in each of these steps."""
+    same_work: bool | None
+    """Whether its kernels are as many as its peers', by name, and as large, in each of these steps; None where that is
+    not known."""
     at_most_ns: float
     """How much shorter the mean step gets, at most, if no rank computes longer."""
 
@@ -60,17 +71,13 @@ def uneven_steps(given: RuleInput) -> Recommendation | None:
     found = slower_in_turn(given)
     if found is None or not given.is_worth(found.at_most_ns):
         return None
-    what = "find why devices are slower in turn: one does" if found.same_work else "even out batches: one rank computes"
-    than = "the same work slower than its peers" if found.same_work else "longer than its peers"
+    what, does, code = WORDS[found.same_work]
+    each = "each step" if len(found.rank_of) == found.steps else f"{len(found.rank_of)} of {found.steps} steps"
     return recommended(
         given,
         id="uneven_steps",
-        title=f"{what[0].upper()}{what[1:]} {than} in each step, now this one, now that one ({found.where})",
-        apply={"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
-        if found.same_work
-        else {
-            "torch": 'print(rank, step, batch["input_ids"].shape)  # sort samples by length, cap the tokens of a batch'
-        },
+        title=f"{what}: one rank {does} than its peers in {each}, now this one, now that one ({found.where})",
+        apply=code,
         evidence={
             "rank_of_step": {str(step): rank for step, rank in found.rank_of.items()}, "steps": found.steps,
             "same_work": found.same_work,
@@ -139,18 +146,21 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
     return {step: {rank: own[step] for rank, own in of_ranks.items()} for step in sorted(common)}
 
 
-def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool:
-    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids; of
-    many ranks that is not looked at."""
+def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
+    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids;
+    None where a grid is not known, and of many ranks, which are not looked at."""
     ranks = given.analysis.ranks
     if len(ranks) > MOST_RANKS:
-        return False
+        return None
     ran = {info.rank: _kernels(given, info.rank, [each.step for each in info.steps if each.complete]) for info in ranks}
     for step, slow in rank_of.items():
         own, peers = ran[slow].get(step), [each.get(step) for rank, each in ran.items() if rank != slow]
-        if own is None or any(each is None or each.counts != own.counts for each in peers):
-            return False
-        if own.blocks > LARGER * median(each.blocks for each in peers if each is not None):
+        known = [each for each in peers if each is not None]
+        if own is None or len(known) < len(peers):
+            return None
+        if any(each.counts != own.counts for each in known) or own.blocks > LARGER * median(
+            each.blocks for each in known
+        ):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""Say how often the optimizer ran in a recording without marks of steps, whose figures are of the whole recording."""
+"""Find how often the optimizer ran in a recording without marks of steps, whose figures are of the whole recording."""
 
 from typing import Final
 

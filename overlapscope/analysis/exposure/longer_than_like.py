@@ -1,10 +1,9 @@
 """How much longer calls take than the shortest of their like, where wait and transfer could not be separated.
 
-A call of a group of which not all members were recorded lasts until the last of them has come, and then transfers. It
-transfers for no longer than another call that moved as much, or more, took in all, and at little less than the rate
-that a larger one reached. What it takes beyond that, and beyond what it ran beside other calls of the same rank, which
-may share its link, is waiting for ranks that were not recorded, or sharing a link or a device with traffic of others: a
-bound from below of these two.
+A call of a group of which not all members were recorded lasts until the last of them has come, and then transfers. Its
+transfer takes at most as long as the whole of another call that moved as much, or more. Nor is it much slower than a
+larger call was. Time that it ran beside other calls of its rank is left out: they may share its link. What is left was
+waiting for ranks that were not recorded, or a link or a device shared with others: at least so much of these two.
 
 Calls are alike by what is known of them: of a known group by operation, type and size; else by their place, as the n-th
 call of their kind in steps that compute about as long.

@@ -113,8 +113,10 @@ def gain(each: Recommendation) -> str:
         return ""
     if each.bound_from == "loss":
         return f"costs {ms(each.gain_high_ns)} ms a {each.per}"
-    if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
-        return f"costs {ms(each.loss_ns)} ms a {each.per}; a replay without it is {ms(each.gain_high_ns)} ms shorter"
+    if each.bound_from == "replay":
+        costs = each.loss_ns is not None and each.loss_ns != each.gain_high_ns
+        lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
+        return f"{lost}a replay without it is {ms(each.gain_high_ns)} ms {'' if costs else f'a {each.per} '}shorter"
     return f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
 
 

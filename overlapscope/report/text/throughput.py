@@ -10,9 +10,10 @@ _KNOWN_FROM = {"recorded": "", "log": "by the log", "option": "as stated"}
 
 
 APART: Final = 0.1
+"""Least relative difference between the mean of all steps and their median that is named. A choice: what is less
+changes no decision."""
 APART_HOURS: Final = 1.0
-"""Least relative difference between the mean of all steps and their median that is named, and least GPU-hours a day. A
-choice: what is less changes no decision."""
+"""The same in GPU-hours a day. A choice."""
 
 
 def lines(found: Throughput | None, head: Headline) -> list[str]:

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.slower_in_turn import _always, _OfStep
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
 
@@ -101,7 +103,7 @@ def test_two_steps_show_no_turns() -> None:
     ("larger", "title", "look"),
     [
         (2, "Even out batches: one rank computes longer than its peers in each step, now this one, now that", "torch"),
-        (1, "Find why devices are slower in turn: one does the same work slower than its peers in each", "nvidia"),
+        (1, "Find why devices are slower in turn: one rank does the same work slower than its peers in", "nvidia"),
     ],
 )
 def test_where_transfers_take_most_uneven_steps_stand_alone(larger: int, title: str, look: str) -> None:
@@ -113,6 +115,18 @@ def test_where_transfers_take_most_uneven_steps_stand_alone(larger: int, title: 
     assert "(ranks 0, 2, 1, 2, 0, 1 in steps 0, 1, 2, 3, 4, 5)" in found.title
     assert (found.gain_high_ns, found.per) == (pytest.approx(0.05 * KERNELS * USUAL_NS), "step")
     assert look in found.apply
+
+
+def test_where_grids_are_not_known_neither_batches_nor_devices_are_blamed() -> None:
+    run = job(IN_TURN, longer=1.05, sent_ns=13 * MS)
+    ranks = {
+        rank: replace(each, spans=replace(each.spans, blocks=np.full_like(each.spans.blocks, NONE)))
+        for rank, each in run.ranks.items()
+    }
+    found = named(replace(run, ranks=ranks), "uneven_steps")
+    assert found is not None
+    assert found.title.startswith("Find why ranks compute longer in turn: one rank computes longer than its peers in")
+    assert {"torch", "nvidia"} <= found.apply.keys()
 
 
 def test_beside_waiting_that_is_the_largest_loss_uneven_steps_are_not_said_twice() -> None:

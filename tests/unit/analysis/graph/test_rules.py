@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlapscope.analysis.graph.answers import HIDDEN_WAITS
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import (
@@ -30,7 +31,7 @@ from overlapscope.analysis.graph.model import (
     scan_order,
 )
 from overlapscope.analysis.graph.replay import replay
-from overlapscope.analysis.graph.self_test import hidden_waits_ns
+from overlapscope.analysis.graph.self_test import causes_failed, hidden_waits_ns
 from overlapscope.timeline.columns import COMPUTE, COPY, HOST, RUNTIME
 from overlapscope.timeline.run import RankTimeline
 from tests.support.graph_programs import Launch, Operation, Poll, Record, Sync, Thread, Wait, Work, simulate
@@ -367,3 +368,16 @@ def test_calls_and_spans_of_no_length_that_follow_each_other_in_a_circle_are_in_
     order, kept = scan_order(time_ns, edges)
     assert order.tolist() == [0, 1, 2, 3]
     assert kept.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("host_us", "failed"),
+    [pytest.param(4_000, None, id="under a tenth of the path"), pytest.param(7_000, HIDDEN_WAITS, id="more of it")],
+)
+def test_waits_that_may_be_hidden_forbid_causes_only_where_they_are_a_tenth_of_the_path(
+    host_us: int, failed: str | None
+) -> None:
+    """The only long stretch of the host ends soon after its stream drained."""
+    program = [Launch(0, host_us * US), Work((host_us + 50) * US), Launch(0, 50_000 * US), Sync()]
+    graph = rank_graph(simulate({0: program}, record_syncs=False).rank)
+    assert causes_failed(graph) == failed

@@ -1,0 +1,21 @@
+"""What a replay of one rank gains is no bound of what all would: it is said to be a replay's."""
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.report.text.advice import gain
+from tests.unit.advice.test_loss_in_the_mean import trial
+
+
+@pytest.mark.parametrize(
+    ("bound_from", "loss_ns", "words"),
+    [
+        (None, 5_000_000, "saves at most 5.000 ms a step"),
+        ("loss", 5_000_000, "costs 5.000 ms a step"),
+        ("replay", 5_000_000, "a replay without it is 5.000 ms a step shorter"),
+        ("replay", 2_000_000, "costs 2.000 ms a step; a replay without it is 5.000 ms shorter"),
+    ],
+)
+def test_a_gain_is_told_by_what_bounds_it(bound_from: str | None, loss_ns: int, words: str) -> None:
+    each = trial("blocking_calls", loss_ns=loss_ns, per="step", bound_from=bound_from, predicted_gain_ns=None)
+    assert gain(replace(each, gain_high_ns=5_000_000)) == words
