@@ -252,6 +252,14 @@ def _idle_ns(own: RankSummary, long: Collection[int], *, of_steps: bool) -> int:
     return sum(each.idle_ns or 0 for each in (figures if of_steps else [whole]))
 
 
+def window_of(windows: Windows, moments: Ints) -> Ints:
+    """Return the position of the window that each moment lies in, in order of their begins; NONE outside of all."""
+    begin, until = np.array(sorted(windows), np.int64).reshape(-1, 2).T
+    at = np.searchsorted(begin, moments, side="right") - 1
+    inside = (at >= 0) & (moments < np.append(until, NONE)[at])
+    return np.where(inside, at, NONE)
+
+
 def time_of(windows: Windows) -> Intervals:
     """Return the time in any of the windows."""
     return union((np.array([start for start, _ in windows]), np.array([end for _, end in windows])))

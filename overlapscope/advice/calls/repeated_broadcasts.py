@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.build.host_ranges import DDP_BUFFERS
 from overlapscope.timeline.columns import NONE
@@ -71,10 +71,7 @@ def _broadcasts(timeline: RankTimeline, windows: Windows) -> _Broadcasts | None:
         return None
     other = rows_named(calls.dimension, names, lambda name: name not in ("", DATA))
     rows = np.flatnonzero(rows_named(calls.op, names, "broadcast".__eq__) & (calls.step != NONE) & ~other)
-    begin, end = np.array(sorted(windows), np.int64).reshape(-1, 2).T
-    at = np.searchsorted(begin, calls.start_ns[rows], side="right") - 1
-    inside = (at >= 0) & (calls.start_ns[rows] < end[np.maximum(at, 0)]) if begin.size else np.zeros(0, np.bool_)
-    rows = rows[inside] if begin.size else rows[:0]
+    rows = rows[window_of(windows, calls.start_ns[rows]) != NONE]
     if not rows.size or (calls.bytes[rows] == NONE).any():
         return None
     rows = rows[sort_order(calls.step[rows], calls.bytes[rows])]

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import difference, intersection, length, union
@@ -87,10 +87,8 @@ def _exchanged(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _E
     rows = rows_named(calls.op, names, "all_to_all".__eq__) & rows_named(calls.dtype, names, "float32".__eq__)
     rows &= (calls.bytes >= LARGE_BYTES) & (calls.start_ns != NONE) & (calls.end_ns > calls.start_ns)
     own = np.flatnonzero(rows)
-    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
-    window = np.searchsorted(begin, calls.start_ns[own], side="right") - 1
-    inside = (window >= 0) & (calls.start_ns[own] < until[window])
-    own, window = own[inside], window[inside]
+    window = window_of(windows, calls.start_ns[own])
+    own, window = own[window != NONE], window[window != NONE]
     start, end = calls.start_ns[own], calls.end_ns[own]
     transfer = given.transfers[timeline.rank].transfer_ns[own]
     group, first = factorize_rows([calls.group[own]])

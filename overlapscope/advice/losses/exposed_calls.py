@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, time_of, window_of
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
@@ -114,10 +114,8 @@ def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints,
     parallelism does, and which nothing is gathered between."""
     calls, names = timeline.collectives, timeline.names
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES))
-    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
-    window = np.searchsorted(begin, calls.start_ns[timed], side="right") - 1
-    inside = (window >= 0) & (calls.start_ns[timed] < until[window])
-    timed, window = timed[inside], window[inside]
+    window = window_of(windows, calls.start_ns[timed])
+    timed, window = timed[window != NONE], window[window != NONE]
     order = sort_order(window, calls.start_ns[timed])
     timed, window = timed[order], window[order]
     reduces = rows_named(calls.op[timed], names, REDUCE.__contains__)
@@ -175,9 +173,7 @@ def _queued(given: RuleInput, timeline: RankTimeline, windows: Windows) -> tuple
     whether these are all like it."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
-    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
-    window = np.searchsorted(begin, spans.start_ns[rows], side="right") - 1
-    rows = rows[(window >= 0) & (spans.start_ns[rows] < until[window])]
+    rows = rows[window_of(windows, spans.start_ns[rows]) != NONE]
     rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
     start, end, launch, lane = spans.start_ns[rows], spans.end_ns[rows], spans.launch_ns[rows], spans.lane[rows]
     call = spans.collective[rows]

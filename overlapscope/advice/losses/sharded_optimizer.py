@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.losses.exposed_calls import backward_waits_ns
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
@@ -76,10 +76,8 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
     gathers = rows_named(calls.op, names, "all_gather".__eq__)
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES)
     own = np.flatnonzero(data & (reduces | gathers) & timed)
-    begin, until = (np.array(each, np.int64) for each in zip(*windows, strict=True))
-    window = np.searchsorted(begin, calls.start_ns[own], side="right") - 1
-    inside = (window >= 0) & (calls.start_ns[own] < until[window])
-    own, window = own[inside], window[inside]
+    window = window_of(windows, calls.start_ns[own])
+    own, window = own[window != NONE], window[window != NONE]
     compute = BusyTime(given.coverage[timeline.rank].compute)
     found: list[Ints] = []
     for rows in split_by(factorize_rows([calls.group[own], window])[0]):
