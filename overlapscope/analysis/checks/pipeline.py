@@ -209,7 +209,6 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
     if not found:
         return []
     share, count, stage = max(found, key=lambda each: each[0])
-    interleaved = fill_share(count, stage.activations)
     return [
         Finding(
             id="pipeline_fill",
@@ -219,7 +218,7 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
             f"{percent_text(fill_share(count, 2 * stage.at_most))}",
             evidence={
                 "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,
-                "fill_share": share, "fill_share_at_most": interleaved,
+                "fill_share": share, "fill_share_at_most": fill_share(count, stage.activations),
                 "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
             },
             known_from="trace",

@@ -87,9 +87,8 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
         own = owner[some][which]
         in_order = part.on_device & (lane_of_next == part.span_lane[own])
         causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
-        if (
-            cause != NONE
-        ):  # what would not have helped the next compute is no delay, as of another call than it waited for
+        # What would not have helped the next compute is no delay, as of another call than it waited for.
+        if cause != NONE:
             delayed = (causes == DEPENDENCY) & (in_order | (awaited == own) | (awaited == NONE))
             causes = np.where(delayed, cause, causes).astype(np.int8)
         found.append(
