@@ -22,7 +22,7 @@ from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
-from overlapscope.timeline.rows import MOST, Column, factorize_rows, smallest_by, sort_order, sum_by
+from overlapscope.timeline.rows import MOST, Column, factorize_rows, smallest_by, sort_order, split_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 LIKE_CALLS: Final = 5
@@ -167,9 +167,8 @@ def _at_rate_of_larger(kind: Ints, sizes: Ints, lasted: Ints, members: Ints) -> 
 def _second_of_larger(kind: Ints, sizes: Ints, values: Floats) -> Floats:
     """Return the second smallest value of the calls of each one's kind that are as large, or larger; inf of too few."""
     found = np.full(kind.size, np.inf)
-    for each in range(int(kind.max(initial=-1)) + 1):
-        own = np.flatnonzero(kind == each)
-        own = own[sort_order(-sizes[own])]
+    for alike in split_by(kind):
+        own = alike[sort_order(-sizes[alike])]
         smallest = np.minimum.accumulate(values[own])
         second = np.minimum.accumulate(np.append(np.inf, np.maximum(values[own][1:], smallest[:-1])))
         until = np.searchsorted(-sizes[own], -sizes[own], side="right")
