@@ -20,7 +20,8 @@ from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
-from overlapscope.analysis.checks.pipeline import pipeline_bubbles, pipeline_fill, uneven_stages
+from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
+from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import WAITED_FOR_CORE, NoCauses
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts

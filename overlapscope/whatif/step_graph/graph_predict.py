@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipeline import between_ms, counted_activations, needed_bubbles_ns, pipeline_stages
+from overlapscope.analysis.checks.pipelines.bubbles import between_ms, counted_activations, needed_bubbles_ns
+from overlapscope.analysis.checks.pipelines.stages import pipeline_stages
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.per_rank.steps import step_windows

@@ -4,7 +4,7 @@ from overlapscope.analysis.checks.links.slow_link import slow_links
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.timeline.columns import NONE
 from tests.support.overlapping_calls import Met, job
-from tests.unit.analysis.checks.test_pipeline import pipeline, said
+from tests.unit.analysis.checks.pipelines.schedules import pipeline, said
 from tests.unit.analysis.cross_rank import test_matching
 
 MS = 1_000_000

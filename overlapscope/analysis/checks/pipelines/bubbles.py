@@ -1,0 +1,130 @@
+"""Find pipeline bubbles that exceed those of the schedule, and say what a schedule takes (docs/definitions.md).
+
+With p stages, m microbatches and v chunks a stage, a stage that is busy for t has a bubble of at least t (p - 1) /
+(v m): 1F1B with v = 1, and interleaved (Narayanan et al. 2021, "Efficient large-scale language model training on GPU
+clusters using Megatron-LM", section 2.2). Zero-bubble schedules split the backward pass in two and have a third of it
+(ZB-H1) or none (ZB-H2), if the forward pass and both halves take equally long (Qi et al. 2024, "Zero bubble pipeline
+parallelism", table 2). The schedule is not recorded: what exceeds 1F1B exceeds them all.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, alike_stages
+from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
+from overlapscope.display import percent_text
+from overlapscope.timeline.run import Run
+
+MIN_SHARE: Final = 0.05
+"""The excess is a finding from this share of the step ..."""
+MIN_NS: Final = MILLISECOND_NS
+"""... and this long."""
+RECORDED: Final = 0.5
+"""A stage waited for at least this share of what its schedule needs, or the schedule is another one: a zero-bubble one
+needs a third, or nothing."""
+
+
+def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
+    """Return the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) for a stage that is busy for `busy_ns`."""
+    return busy_ns * (stages - 1) / activations
+
+
+def needed_bubbles_ns(stage: PipelineStage, stages: int) -> list[float]:
+    """Return the ideal bubble of a stage, for as many activations as it may have sent: one value, or two."""
+    counts = sorted({stage.activations, stage.at_most}, reverse=True)
+    return [ideal_bubble_ns(stage.window_ns - stage.bubble_ns, stages, each) for each in counts]
+
+
+def counted_activations(stage: PipelineStage) -> str:
+    """Return in words how many activations a stage sends in a step."""
+    if stage.at_most > stage.activations:
+        return f"{stage.at_most} activations, or {stage.activations} of interleaved chunks,"
+    return f"{stage.activations} activations"
+
+
+def between_ms(values_ns: Sequence[float]) -> str:
+    """Return a time, or the range of several, in ms."""
+    return f"{' to '.join(f'{each / 1e6:.3f}' for each in sorted(values_ns))} ms"
+
+
+def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
+    """Return a finding for each pipeline with a stage whose bubble is longer than its schedule needs.
+
+    There is none where stages or microbatches are not known: unnamed groups, messages without a receiver, counts that
+    differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
+    """
+    return [
+        finding for group, own in alike_stages(run, stages) for finding in _excess(group.name, group.ranks or (), own)
+    ]
+
+
+def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -> list[Finding]:
+    def more(stage: PipelineStage) -> float:
+        return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
+
+    worst = max(stages, key=more)
+    if more(worst) < max(MIN_NS, MIN_SHARE * worst.window_ns):
+        return []
+    ideal = worst.bubble_ns - more(worst)
+    needs = needed_bubbles_ns(worst, len(ranks))
+    excess = between_ms([worst.bubble_ns - each for each in needs])
+    return [
+        Finding(
+            id=f"pipeline_bubble:{group}",
+            severity="warning",
+            title=f"pipeline {group}: the bubble of stage {worst.place} of {len(ranks)} (rank {worst.rank}) takes "
+            f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {excess} more than the "
+            f"{between_ms(needs)} that 1F1B of equal stages needs with {counted_activations(worst)} a stage",
+            evidence={
+                "group": group,
+                "stages": len(ranks),
+                "activations": worst.activations,
+                "activations_at_most": worst.at_most,
+                "bubble_ns": {str(stage.rank): round(stage.bubble_ns) for stage in stages},
+                "excess_ns": {str(stage.rank): round(more(stage)) for stage in stages},
+                "ideal_ns": round(ideal),
+                "ideal_zb_h1_ns": round(ideal / 3),
+                "stages_recorded": len(stages),
+            },
+            known_from="trace",
+        )
+    ]
+
+
+def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
+    """Return at most one finding: what filling and draining a pipeline takes of a step by its schedule, where that is
+    much and a stage was recorded to wait for about as long.
+
+    Of a step it is (p - 1) / (v m + p - 1): the ideal bubble, over that and the time that the stage is busy (Narayanan
+    et al. 2021, section 2.2). `stages` holds the result of `own_stages` for every rank.
+    """
+    found = []
+    for group, own in alike_stages(run, stages):
+        longest = max(own, key=lambda each: each.bubble_ns / each.window_ns)
+        count = len(group.ranks or ())
+        share = fill_share(count, longest.at_most)
+        if share >= MIN_SHARE and longest.bubble_ns >= RECORDED * share * longest.window_ns:
+            found.append((share, count, longest))
+    if not found:
+        return []
+    share, count, stage = max(found, key=lambda each: each[0])
+    return [
+        Finding(
+            id="pipeline_fill",
+            severity="info",
+            title=f"{stage.at_most} micro-batches on {count} stages: by the schedule a pipeline fills and drains for "
+            f"{percent_text(share)} of a step; with {2 * stage.at_most} it would be "
+            f"{percent_text(fill_share(count, 2 * stage.at_most))}",
+            evidence={
+                "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,
+                "fill_share": share, "fill_share_at_most": fill_share(count, stage.activations),
+                "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
+            },
+            known_from="trace",
+        )
+    ]  # fmt: skip
+
+
+def fill_share(stages: int, activations: int) -> float:
+    """Return the share of a step in which 1F1B fills and drains, for v m activations that a stage sends in it."""
+    return (stages - 1) / (activations + stages - 1)

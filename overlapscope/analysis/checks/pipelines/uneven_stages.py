@@ -1,0 +1,195 @@
+"""Find stages of a pipeline with more work than the others, for which every stage waits.
+
+Work is compared at the usual speed of each kernel, so that a slow device does not count as more work.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.checks.pipelines.stage_of_ranks import stage_of_ranks
+from overlapscope.analysis.checks.pipelines.stage_work import (
+    More,
+    medians,
+    more_than_others,
+    share_of_steps,
+    without_pauses,
+)
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import COMPUTE
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline, Run
+
+WEIGHS: Final = 0.05
+"""A stage has clearly more work where the difference is at least this share of the recording."""
+ATTENTION: Final = re.compile(r"(?i)flash|fmha|attention|sdpa")
+"""Kernels of attention, by name."""
+LARGER: Final = 0.25
+"""More layers make more kernels, not larger ones; with this share of its time in larger kernels, the work of a stage
+differs for another reason."""
+IN_STEPS: Final = 0.75
+"""Without kernels, pauses of a host look like compute, and are rare: a stage computes longer in this share of steps."""
+
+
+class _StepWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of the stages in a median step, at the usual speed of their kernels."""
+
+    work_ns: Mapping[int, float]
+    more_ns: float
+    """Of the heaviest stage, than the median of the others."""
+
+
+def uneven_stages(
+    run: Run,
+    work: Mapping[int, RankCompute],
+    window_ns: Mapping[int, int | None],
+    step_ns: Mapping[int, Mapping[int, int]],
+    held_ns: Mapping[int, int],
+    still_ns: Mapping[int, int],
+    usual_ns: Mapping[int, float],
+    parts: Mapping[int, Mapping[str, PipelineStage]] | None = None,
+) -> list[Finding]:
+    """Return at most one finding: the stage with the most work, where it has clearly more than the others.
+
+    `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
+    waited for a core of their host, or collected garbage, and `still_ns` for how long they stood still while they
+    computed; `usual_ns` what hosts usually compute in a step, without pauses; `parts` the result of `own_stages` for
+    every rank. Each where that is known.
+    """
+    by_stage = _recorded(run, work)
+    if len(by_stage) < 2:
+        return []
+    usual = medians(by_stage, {rank: own.usual_ns for rank, own in work.items()})
+    heaviest = max(usual, key=usual.__getitem__)
+    windows = [window for rank in by_stage[heaviest] if (window := window_ns.get(rank))]
+    least_ns = WEIGHS * float(np.median(windows)) if windows else np.inf
+    more = more_than_others(usual, heaviest)
+    if not more.weighs(least_ns) or _larger_batch(by_stage, work, heaviest):
+        return []
+    kernels = any(work[rank].compared for rank in by_stage[heaviest])
+    if not kernels:
+        # While it waits for a core, stands still, or garbage is collected, an operation lasts, too.
+        left = without_pauses(heaviest, by_stage, work, held_ns, still_ns, usual_ns)
+        more = More(times=min(more.times, left.times), others_ns=min(more.others_ns, left.others_ns))
+        if not more.weighs(least_ns) or share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
+            return []
+    step = _of_a_step(heaviest, by_stage, work, step_ns) if kernels else None
+    layer = None if step is None else _layer_ns(heaviest, by_stage, run, step, step_ns, parts or {})
+    evidence = {
+        "stage": heaviest,
+        "ranks": sorted(by_stage[heaviest]),
+        "work_ns": {str(stage): round(usual[stage]) for stage in sorted(usual)},
+        "more_ns": round(more.ns),
+        **({} if step is None else {"more_step_ns": round(step.more_ns)}),
+        **({} if layer is None else {"layer_step_ns": round(layer)}),
+    }
+    return [
+        Finding(
+            id=f"uneven_stages:stage{heaviest}",
+            severity="warning",
+            title=_title(heaviest, sorted(by_stage[heaviest]), more, step, layer, kernels=kernels),
+            evidence=evidence,
+            known_from="trace",
+        )
+    ]
+
+
+def _recorded(run: Run, work: Mapping[int, RankCompute]) -> dict[int, list[int]]:
+    """Return the recorded ranks of each stage."""
+    stages = stage_of_ranks(run)
+    found: dict[int, list[int]] = {}
+    for rank in work:
+        if rank in stages:
+            found.setdefault(stages[rank], []).append(rank)
+    return found
+
+
+def _larger_batch(by_stage: Mapping[int, Sequence[int]], work: Mapping[int, RankCompute], heaviest: int) -> bool:
+    """Return whether more of a stage's time is in larger kernels than another's: its batch is probably larger."""
+    larger = medians(by_stage, {rank: own.larger for rank, own in work.items()})
+    return larger[heaviest] - min(larger.values()) > LARGER
+
+
+def _title(
+    stage: int, ranks: Sequence[int], more: More, step: _StepWork | None, layer_ns: float | None, *, kernels: bool
+) -> str:
+    # Without kernels a slow host looks like more work.
+    has = f"has {more.times:.2f} times the work of" if kernels else f"computes {more.times:.2f} times as long as"
+    longer = f"{more.ns / 1e6:.3f} ms more in total" if step is None else f"{step.more_ns / 1e6:.3f} ms more a step"
+    return (
+        f"pipeline stage {stage} (rank {list_some(ranks)}) {has} the other stages, {longer}: the other stages wait for "
+        f"it; {_what_to_move(step, layer_ns)}"
+    )
+
+
+def _of_a_step(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], work: Mapping[int, RankCompute],
+    step_ns: Mapping[int, Mapping[int, int]],
+) -> _StepWork | None:  # fmt: skip
+    """Return the work of a step; None where no complete step of a stage is known, or it is not heavier in its steps."""
+    found = {}
+    for stage, ranks in by_stage.items():
+        known = [
+            median(step_ns[rank].values()) * work[rank].usual_ns / work[rank].compute_ns
+            for rank in ranks
+            if step_ns.get(rank) and work[rank].compute_ns
+        ]
+        if not known:
+            return None
+        found[stage] = median(known)
+    more = found[heaviest] - median([ns for stage, ns in found.items() if stage != heaviest])
+    return _StepWork(work_ns=found, more_ns=more) if more > 0 else None
+
+
+def _layer_ns(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], run: Run, step: _StepWork,
+    step_ns: Mapping[int, Mapping[int, int]], parts: Mapping[int, Mapping[str, PipelineStage]],
+) -> float | None:  # fmt: skip
+    """Return about how long the layers that are alike take, one of them, in a step: the work of the lightest other
+    stage, divided by its layers; None where these cannot be counted.
+
+    It holds that stage's embedding and optimizer, too. A layer runs its attention once a micro-batch.
+    """
+    lightest = min((each for each in step.work_ns if each != heaviest), key=step.work_ns.__getitem__)
+    for rank in by_stage[lightest]:
+        own = next(iter(parts.get(rank, {}).values()), None)
+        layers = None if own is None else _layers(run.ranks[rank], list(step_ns.get(rank, ())), own.at_most)
+        if layers:
+            return step.work_ns[lightest] / layers
+    return None
+
+
+def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> int | None:
+    """Return how many layers with attention a stage has; None where it does not run one of its kernels equally often
+    for each micro-batch.
+
+    Of the kernels of attention that one counts which takes longest: the backward's, which no recomputation runs twice.
+    """
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & np.isin(spans.step, steps))
+    rows = rows[rows_named(spans.name[rows], timeline.names, ATTENTION.search)]
+    if not rows.size or not steps:
+        return None
+    names, place, counts = np.unique(spans.name[rows], return_inverse=True, return_counts=True)
+    took = np.bincount(place, (spans.end_ns - spans.start_ns)[rows], names.size)
+    layers, rest = divmod(int(counts[took.argmax()]), len(steps) * microbatches)
+    return None if rest else layers
+
+
+def _what_to_move(step: _StepWork | None, layer_ns: float | None) -> str:
+    """Return what evens stages out: layers, where one is shorter than the excess; else finer parts."""
+    if step is None or layer_ns is None:
+        return "move layers to them, where one takes less than that (how long one takes is not known)"
+    if layer_ns < step.more_ns:
+        return "move layers to them"
+    return (
+        f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest; what "
+        "it has more is no layer, but for example the output layer and loss: split the vocabulary, or use finer chunks"
+    )

@@ -1,0 +1,178 @@
+"""The bubble of pipelines against the ideal."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.checks.pipelines.bubbles import ideal_bubble_ns, pipeline_fill
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
+from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.timeline.columns import COMM, NONE, Spans, concat, make
+from overlapscope.timeline.run import Group, Run
+from tests.unit.analysis.checks.pipelines.schedules import MS, STEPS, pipeline, said, simulated
+
+UNEVEN = [5, 5, 9, 5]
+
+
+@pytest.mark.parametrize("stages", [3, 4, 8])
+@pytest.mark.parametrize("microbatches", [4, 16])
+def test_a_balanced_pipeline_has_the_bubble_of_the_formula_and_is_no_finding(stages, microbatches):
+    plan = simulated([5] * stages, microbatches)
+    last = max(own[-1][3] for own in plan)
+    busy = sum(end - start for _, _, start, end in plan[0])
+    assert last - busy == ideal_bubble_ns(busy, stages, microbatches)
+    assert said(pipeline([5] * stages, microbatches)) == []
+
+
+def test_an_uneven_stage_makes_the_others_wait_for_longer_than_they_need():
+    run = pipeline([5, 5, 9, 5], 8)
+    (finding,) = said(run)
+    assert finding.id == "pipeline_bubble:g"
+    evidence = finding.evidence
+    assert (evidence["stages"], evidence["activations"], evidence["stages_recorded"]) == (4, 8, 4)
+    window = max(own[-1][3] for own in simulated([5, 5, 9, 5], 8)) + MS
+    busy = 8 * 15 * MS
+    assert evidence["bubble_ns"]["1"] == pytest.approx(window - busy, rel=0.01)
+    assert evidence["excess_ns"]["1"] == pytest.approx(window - busy - busy * 3 / 8, rel=0.02)
+    assert evidence["excess_ns"]["2"] < 0.05 * window
+    assert min(evidence["bubble_ns"], key=evidence["bubble_ns"].get) == "2"
+
+
+def test_one_recorded_stage_is_enough():
+    run = pipeline([5, 5, 9, 5], 8)
+    (finding,) = said(replace(run, ranks={1: run.ranks[1]}))
+    assert finding.evidence["stages_recorded"] == 1
+
+
+def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
+    uneven = [5, 5, 9, 5]
+    assert said(replace(pipeline(uneven, 8), groups=())) == []
+    assert said(replace(pipeline(uneven, 8), groups=(Group(name="g", size=4),))) == []
+    nobody = pipeline(uneven, 8)
+    bare = {
+        rank: replace(each, collectives=replace(each.collectives, peer=each.collectives.peer * 0 + NONE))
+        for rank, each in nobody.ranks.items()
+    }
+    assert said(replace(nobody, ranks=bare)) == []
+    lost = pipeline(uneven, 8)
+    table = lost.ranks[1].collectives
+    step = table.step.copy()
+    step[[row for row in range(len(step)) if table.peer[row] == 2 and step[row] == 1][:3]] = NONE
+    cut = replace(lost.ranks[1], collectives=replace(table, step=step))
+    assert said(replace(lost, ranks={1: cut})) == []
+
+
+def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():
+    assert said(pipeline([5, 5], 4)) == []
+    (finding,) = said(pipeline([5, 20], 16))
+    evidence, bubble_ns = finding.evidence, finding.evidence["bubble_ns"]["0"]
+    assert (evidence["activations"], evidence["activations_at_most"]) == (8, 16)
+    assert evidence["excess_ns"]["0"] + evidence["ideal_ns"] == bubble_ns
+    least = evidence["ideal_ns"] / 2  # with twice as many activations
+    excess = f"{evidence['excess_ns']['0'] / 1e6:.3f} to {(bubble_ns - least) / 1e6:.3f} ms"
+    assert f"{excess} more than the" in finding.title
+    needs = f"{least / 1e6:.3f} to {evidence['ideal_ns'] / 1e6:.3f} ms that 1F1B of equal stages needs"
+    assert f"{needs} with 16 activations, or 8 of interleaved chunks, a stage" in finding.title
+
+
+def on_hosts(run: Run, *, device: bool, messages: str = "whole") -> Run:
+    """Return the run with a device or without; messages last `whole` waits, are `short`, or `early`: received from the
+    begin of a step on, beside compute."""
+    ranks = {}
+    for rank, each in run.ranks.items():
+        spans, calls = each.spans, each.collectives
+        sent = spans.kind == COMM
+        begins = each.steps.start_ns[np.where(sent, spans.step, 0)]
+        receives = sent & (calls.op[np.where(sent, spans.collective, 0)] == each.names.index("recv"))
+        start = {
+            "whole": spans.start_ns, "short": np.where(receives, spans.end_ns, spans.start_ns),
+            "early": np.where(receives, begins, spans.start_ns),
+        }[messages]  # fmt: skip
+        ranks[rank] = replace(each, has_device=device, spans=replace(spans, start_ns=start))
+    return replace(run, ranks=ranks)
+
+
+def bubbles_ms(run: Run) -> list[float]:
+    """Return the bubble of each stage."""
+    found = []
+    for rank, each in run.ranks.items():
+        (stage,) = own_stages(each, groups_by_rank(run.groups)[rank], step_windows(each)).values()
+        found.append(stage.bubble_ns / MS)
+    return found
+
+
+def by_raster(device: bool, messages: str) -> list[int]:
+    """Look at each millisecond of a step: what is neither compute nor, without a device, outside of all messages."""
+    plan = simulated(UNEVEN, 8)
+    length, found = max(own[-1][3] for own in plan) // MS + 1, []
+    for rank, own in enumerate(plan):
+        busy, receiving, free = set(), set(), 0
+        for kind, _, start, end in own:
+            peer = rank - 1 if kind == "F" else rank + 1
+            if 0 <= peer < len(plan):
+                begin = {"whole": free, "short": start, "early": 0}[messages]
+                receiving |= {*range(begin // MS, start // MS)}
+            busy |= {*range(start // MS, end // MS)}
+            free = end
+        found.append(len((set(range(length)) if device else receiving) - busy))
+    return found
+
+
+@pytest.mark.parametrize("messages", ["whole", "short", "early"])
+@pytest.mark.parametrize("device", [True, False])
+def test_a_stage_without_a_device_has_a_bubble_only_while_it_is_in_its_messages_and_computes_nothing(device, messages):
+    assert bubbles_ms(on_hosts(pipeline(UNEVEN, 8), device=device, messages=messages)) == by_raster(device, messages)
+
+
+def test_what_a_host_idles_of_its_own_is_no_finding_and_what_a_device_idles_is():
+    """Their messages take no time: the host does something between them that was not recorded."""
+    assert said(on_hosts(pipeline(UNEVEN, 8), device=False, messages="short")) == []
+    for device, messages in ((True, "short"), (True, "whole"), (False, "whole")):
+        (finding,) = said(on_hosts(pipeline(UNEVEN, 8), device=device, messages=messages))
+        assert finding.id == "pipeline_bubble:g"
+
+
+def test_other_communication_of_a_host_is_no_bubble_though_it_waits_for_a_message_meanwhile():
+    """A call that lasts as long as the step."""
+    run = on_hosts(pipeline(UNEVEN, 8), device=False, messages="early")
+    spans, steps = run.ranks[1].spans, run.ranks[1].steps
+    assert bubbles_ms(run)[1] > 50
+    lone = make(
+        Spans, STEPS, kind=COMM, collective=NONE, start_ns=steps.start_ns, end_ns=steps.end_ns, recording=0, lane=1,
+        step=np.arange(STEPS), launch_ns=steps.start_ns,
+    )  # fmt: skip
+    beside = replace(run.ranks[1], spans=concat([spans, lone]))
+    assert bubbles_ms(replace(run, ranks={**run.ranks, 1: beside}))[1] == 0
+
+
+def test_nothing_is_said_where_some_messages_name_no_peer():
+    """Batches of both name none: those that do are too few microbatches."""
+    run = pipeline([5, 5, 9, 5], 8)
+    assert said(run)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        table, names = each.collectives, (*each.names, "send_recv")
+        batches = np.isin(table.op, [names.index("send")]) & (np.arange(table.op.size) % 3 == 0)
+        op = np.where(batches, len(names) - 1, table.op).astype(np.int32)
+        table = replace(table, op=op, peer=np.where(batches, NONE, table.peer))
+        ranks[rank] = each.with_calls(names, table)
+    assert said(replace(run, ranks=ranks)) == []
+
+
+@pytest.mark.parametrize(("microbatches", "much"), [(8, True), (64, False)])
+def test_what_filling_and_draining_takes_by_the_schedule_is_said_where_it_is_much(microbatches, much):
+    found = said(pipeline([5, 5, 5, 5], microbatches), "pipeline_fill")
+    assert bool(found) == much
+    if much:
+        assert found[0].title.startswith("8 micro-batches on 4 stages: ")
+        assert found[0].evidence["fill_share"] == pytest.approx(3 / 11)
+        assert "27.3 % of a step; with 16 it would be 15.8 %" in found[0].title
+
+
+def test_nothing_is_said_of_a_schedule_whose_stages_do_not_wait():
+    run = pipeline([5, 5, 5, 5], 8)
+    window = {
+        rank: {"g": PipelineStage(rank=rank, place=rank, window_ns=1e9, bubble_ns=1e8, activations=8, at_most=8)}
+        for rank in run.ranks
+    }
+    assert pipeline_fill(run, window) == [], "0.1 of a step, of 0.273 by 1F1B"
