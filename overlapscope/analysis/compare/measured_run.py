@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.analyze import analyze, rank_windows
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import identity
 from overlapscope.analysis.compare.kernel_changes import KernelSums, kernel_sums
@@ -20,6 +20,7 @@ from overlapscope.analysis.job_step.step_table import (
     step_figures,
     step_table,
 )
+from overlapscope.analysis.rank_figures import rank_windows
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.analysis.structure.rank_structure import RankStructure, structure_of

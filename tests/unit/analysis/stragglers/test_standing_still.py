@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.advice.losses.standing_still import standing_still as advised
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.analysis.analyze import _still_ns, analyze
+from overlapscope.analysis.all_findings import _still_ns
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summary import summarize_ranks

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import _still_ns, analyze
+from overlapscope.analysis.all_findings import _still_ns
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.exposure.core_waiting import in_turn

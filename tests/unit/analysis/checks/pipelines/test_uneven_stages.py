@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import _held_ns, analyze
+from overlapscope.analysis.all_findings import _held_ns
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.timeline.columns import COMPUTE, Telemetry, concat, make, take
