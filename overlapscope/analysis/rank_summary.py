@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import WAITED_FOR_CORE, NoCauses
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
-from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes

@@ -1,6 +1,6 @@
 """The tables of causes of exposed communication and of idle time. Reports, dashboard, JSON and docs read them.
 
-The rules that assign a cause are in `exposed_causes.py` and, where the dependency graph names it, in
+The rules that assign a cause are in `exposure/exposed_causes.py` and, where the dependency graph names it, in
 `graph/exposed.py` and `graph/idle.py`. A new cause is a row here and a rule there.
 """
 
@@ -98,19 +98,22 @@ CAUSES: Final[dict[str, Cause]] = {
     "late_launch": Cause(
         label="late launch by the host",
         on_cpu="called late by the host",
-        description="then the time from when its data was ready until the host launched it, but on the compute stream",
+        description="then the time from when its data was ready, on all recorded members, until the host launched it, "
+        "but on the compute stream",
         colour="launch",
     ),
     "queued": Cause(
         label="queued behind another collective",
-        description="then the time from when it was launched and its data ready until it began",
+        description="then for how long, from when it was launched and its data ready, on all recorded members, other "
+        "communication ran on its stream",
         colour="launch",
         pattern="/",
     ),
     "dependency": Cause(
         label="the next compute waited for it",
         description="then, where the next compute waited for it, or follows it on its stream; without the graph, the "
-        "rest where other compute than the optimizer's follows in the same step",
+        "rest where other compute than the optimizer's follows in the same step, or where its step has nothing left "
+        "and a later one's compute begins at its end",
         colour="exposed",
         pattern="/",
     ),
@@ -135,8 +138,8 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="/",
     ),
     "tail": Cause(
-        label="nothing but the optimizer follows",
-        description="where nothing follows, or the optimizer alone",
+        label="nothing but the optimizer follows in its step",
+        description="where the optimizer alone follows in its step, or no compute that is seen to wait for it",
         colour="exposed",
         pattern="|",
     ),

@@ -11,7 +11,7 @@ import numpy as np
 
 from overlapscope.analysis.exposure.call_kind import Shares, call_kinds
 from overlapscope.analysis.exposure.collectives import chosen_rows
-from overlapscope.analysis.exposure.exposed_causes import own_communication
+from overlapscope.analysis.exposure.owned_comm import own_communication
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Ints

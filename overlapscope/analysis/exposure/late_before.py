@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
-from overlapscope.analysis.exposure.exposed_causes import OF_LATE_RANK, activities_of, divided, last_met
+from overlapscope.analysis.exposure.last_met import last_met
+from overlapscope.analysis.exposure.peer_waits import OF_LATE_RANK, activities_of, divided
 from overlapscope.analysis.graph.answers import LateBefore, LongestLoss
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Ints

@@ -17,7 +17,8 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.exposure.arrivals import Arrivals
-from overlapscope.analysis.exposure.exposed_causes import Causes, OwnedComm
+from overlapscope.analysis.exposure.exposed_causes import Causes
+from overlapscope.analysis.exposure.owned_comm import OwnedComm
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, intersection, union
 from overlapscope.timeline.names import rows_named

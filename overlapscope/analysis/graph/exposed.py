@@ -133,18 +133,20 @@ def _delays(graph: Graph, part: RankPart, owner: Ints, computing: BusyTime) -> t
     beside = computing.within(start[owner], end[owner]) > 0
     late = np.where(known & ~on_compute & beside, np.maximum(gap, 0), 0)
     waits = start[owner] - np.maximum(launch[owner], ready)
-    busy = _lane_busy(part, start, end, owner, np.maximum(launch[owner], ready))
+    others = np.flatnonzero(part.span_kind == COMM)
+    lanes = part.span_lane[others], part.span_lane[owner]
+    busy = busy_on_lane(*lanes, (start[others], end[others]), np.maximum(launch[owner], ready), start[owner])
     return late, np.where(known, np.clip(waits, 0, busy), 0)
 
 
-def _lane_busy(part: RankPart, start: Ints, end: Ints, owner: Ints, since: Ints) -> Ints:
-    """Return how long other communication ran on the stream of each call between a moment and its start."""
-    busy = np.zeros(owner.size, np.int64)
-    for lane in values_in(part.span_lane[owner]).tolist():
-        mine = np.flatnonzero(part.span_lane[owner] == lane)
-        others = np.flatnonzero((part.span_lane == lane) & (part.span_kind == COMM))
-        of_lane = BusyTime(union((start[others], end[others])))
-        busy[mine] = of_lane.within(since[mine], start[owner[mine]])
+def busy_on_lane(lanes: Ints, lane: Ints, times: tuple[Ints, Ints], since_ns: Ints, until_ns: Ints) -> Ints:
+    """Return for how long any of some spans, on `lanes` at `times`, ran on the `lane` of each of some others between
+    two moments."""
+    busy = np.zeros(lane.size, np.int64)
+    for each in values_in(lane).tolist():
+        own, there = lane == each, lanes == each
+        of_lane = BusyTime(union((times[0][there], times[1][there])))
+        busy[own] = of_lane.within(since_ns[own], until_ns[own])
     return busy
 
 

@@ -1,6 +1,7 @@
 """Find what a step computes after a collective: other work that depends on it, only the optimizer, or nothing."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import largest_by, values_in
+from overlapscope.timeline.rows import largest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
@@ -29,30 +30,48 @@ ends the compute of a step, they prepare its gradients for the optimizer."""
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """For each step: begin of its last compute other than the optimizer's, without the norms of gradients before it,
-    and whether its optimizer was recorded."""
+    """What each step computes; the columns have a row for each compute of a known step, by begin."""
 
     last_start_ns: dict[int, int]
-    with_optimizer: frozenset[int]
+    """By step, begin of its last compute other than the optimizer's, without the norms of gradients before it."""
+    last_of_optimizer_ns: dict[int, int]
+    """By step, begin of the last compute of its optimizer, where that was recorded."""
+    start_ns: Ints
+    step: Ints
+    optimizes: Flags
 
     def depends(self, steps: Ints, ends_ns: Ints) -> Flags:
         """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it."""
-        last = np.array([self.last_start_ns.get(step, NONE) for step in steps.tolist()], np.int64)
-        return np.asarray(last >= ends_ns, np.bool_)
+        return np.asarray(_of_steps(self.last_start_ns, steps) >= ends_ns, np.bool_)
+
+    def before_optimizer(self, steps: Ints, starts_ns: Ints, ends_ns: Ints) -> Flags:
+        """Return for each (step, begin and end of a collective) whether the optimizer follows in it, and nothing else.
+
+        Not where the compute before the collective is the optimizer's, too: it exchanges what that has updated, as
+        ZeRO's gather of parameters does, and the next forward waits for it.
+        """
+        before = np.searchsorted(self.start_ns, starts_ns, side="left") - 1
+        optimized = np.append(self.optimizes, False)[before] & (np.append(self.step, NONE)[before] == steps)
+        follows = _of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
+        return np.asarray(follows & ~self.depends(steps, ends_ns) & ~optimized, np.bool_)
 
     def known(self, steps: Ints) -> Flags:
         """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
-        return np.isin(steps, list(self.with_optimizer))
+        return np.isin(steps, list(self.last_of_optimizer_ns))
+
+
+def _of_steps(times_ns: Mapping[int, int], steps: Ints) -> Ints:
+    return np.array([times_ns.get(step, NONE) for step in steps.tolist()], np.int64)
 
 
 def following(timeline: RankTimeline) -> Following:
     """Return what each step of a rank computes."""
     spans = timeline.spans
     computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
+    computes = computes[sort_order(spans.start_ns[computes])]
     optimizes = in_optimizer(timeline, computes)
-    steps = spans.step[computes]
     others = computes[~optimizes & ~rows_named(spans.name[computes], timeline.names, LIBRARY_COPY.search)]
-    numbers = values_in(spans.step[others])
+    numbers = values_in(spans.step[computes])
 
     def last_start(rows: Ints) -> Ints:
         """Return when the last of these spans began in each step; NONE without any."""
@@ -62,10 +81,18 @@ def following(timeline: RankTimeline) -> Following:
     before_clips = last_start(others[~clips])
     ends_with_norms = (before_clips != NONE) & (last_start(others[norms]) > before_clips)
     last = np.where(ends_with_norms, before_clips, last_start(others))
+    of_optimizer = last_start(computes[optimizes])
     return Following(
-        last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
-        with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
+        last_start_ns=_known(numbers, last),
+        last_of_optimizer_ns=_known(numbers, of_optimizer),
+        start_ns=spans.start_ns[computes],
+        step=spans.step[computes],
+        optimizes=optimizes,
     )
+
+
+def _known(steps: Ints, times_ns: Ints) -> dict[int, int]:
+    return {step: at for step, at in zip(steps.tolist(), times_ns.tolist(), strict=True) if at != NONE}
 
 
 def _of_ops(timeline: RankTimeline, spans: Ints, ops: frozenset[str]) -> Flags:

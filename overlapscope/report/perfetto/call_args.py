@@ -6,7 +6,8 @@ import numpy as np
 
 from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
-from overlapscope.analysis.exposure.exposed_causes import Causes, own_communication
+from overlapscope.analysis.exposure.exposed_causes import Causes
+from overlapscope.analysis.exposure.owned_comm import own_communication
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import RankTimeline
 

@@ -5,14 +5,8 @@ from textwrap import fill
 from typing import Final
 
 from overlapscope.analysis.common.cause_table import (
-    LATE_RANKS,
-    MAY_BE_WAITING,
     NO_CAUSES,
-    TRANSFER,
-    TRANSFERS,
-    WAITS_FOR_LATE_RANK,
     WITHOUT_HOST,
-    cause_label,
     idle_label,
 )
 from overlapscope.analysis.common.wording import rank_list
@@ -29,10 +23,7 @@ from overlapscope.analysis.result import (
     RecordedSteps,
     StepBreakdown,
     WithoutOutliers,
-    causes_of_all_steps,
-    has_others,
     slowed_by_communication,
-    usual_causes,
     without_outliers,
 )
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
@@ -55,6 +46,7 @@ from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
+from overlapscope.report.text.exposed_causes import WORTH_NAMING, exposed_causes_text
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
@@ -76,20 +68,14 @@ LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
 """Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
 APART = 0.05
 """Least share by which ranks differ in exposed time, for the most and the least exposed one to be named."""
-WORTH_NAMING = 0.01
-"""Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
 UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
-OR_RANKS: Final = ", or for other ranks"
-"""What ends the label of compute that waited, where not all calls are split into wait and transfer."""
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 APART = 0.2
 """What of a rank's own window is exposed is said where it lacks this share of the step of the job."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
-SHARE_WITHIN = 0.01
-"""Shares of a median step and of all steps that are further apart are both shown."""
 WORTH_EMPTY = 0.05
 """Least share of a step in ranges of autograd without an operation for a line about them."""
 OWN_WITHIN = 0.002
@@ -112,7 +98,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     why = (fill(line, MAX_WIDTH) for line in said)
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
-    parts.append("\n".join(filter(None, (_causes(analysis), longer_than_like_text(analysis)))))
+    parts.append("\n".join(filter(None, (exposed_causes_text(analysis), longer_than_like_text(analysis)))))
     of_host = idle_text(analysis)
     if NO_CAUSES["no_host_events"] not in of_host:
         of_host = " ".join(filter(None, (of_host, host_events_text(analysis))))
@@ -365,71 +351,6 @@ def _median_row(rank: RankInfo) -> list[str]:
     mark = "" if complete else "*"
     label = f"{rank_label(rank)} median of {count(len(steps), 'step')}{mark}"
     return [label, *(each.cell_of(steps) for each in COLUMNS)]
-
-
-def _causes(analysis: Analysis) -> str:
-    """Return the table of causes of the headline's exposed time, the largest over all steps first.
-
-    Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
-    So do those of transfers, where all calls are split.
-    The last shares are of what all complete steps exposed, without outliers: where a few steps hold most of the
-    waiting, a median one does not show it. Those of the median stand before them where they differ.
-    """
-    head = analysis.headline
-    if not head.causes or {*head.causes} == {"unknown"}:
-        return ""
-    cost = analysis.throughput
-    hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
-    price = cost.price_per_gpu_hour if cost and hours else None
-    unsplit = head.exposed_wait_ns is None and has_others(analysis)
-    every, whole = usual_causes(analysis), causes_of_all_steps(analysis)
-    of_steps = "of all steps" if every == whole else "of steps but outliers"
-    exposed_ns = head.exposed_comm_ns or 1
-    differ = bool(every) and any(
-        abs(head.causes.get(cause, 0) / exposed_ns - ns / every.total()) > SHARE_WITHIN for cause, ns in every.items()
-    )
-    columns = ["why exposed", f"ms a {head.window}", *["share"] * differ, of_steps if every else "share"]
-    columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
-
-    def row(label: str, *causes: str) -> list[str]:
-        ns, taken = (sum(of.get(each, 0) for each in causes) for of in (head.causes, hours))
-        share = sum(every[each] for each in causes) / every.total() if every else ns / exposed_ns
-        cells = [label, ms(ns), *[percent(ns / exposed_ns)] * differ, percent(share)]
-        cells += [f"{taken:,.1f}"] if hours else []
-        return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
-
-    def label(cause: str) -> str:
-        may_wait = unsplit and cause in MAY_BE_WAITING
-        return cause_label(cause, on_cpu=not analysis.run.has_device) + OR_RANKS * may_wait
-
-    sums = every or head.causes
-    only_in_some = [cause for cause, ns in every.items() if ns >= WORTH_NAMING * every.total()]
-    # GPU-hours are of outliers, too.
-    only_in_some += [cause for cause, spent in hours.items() if spent >= WORTH_NAMING * sum(hours.values())]
-    ordered = sorted(
-        {*head.causes, *only_in_some}, key=lambda cause: (-sums.get(cause, 0), -head.causes.get(cause, 0), cause)
-    )
-    late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
-    sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
-    groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
-    parts = [*groups, *((cause,) for cause in ordered if not any(cause in each for each in groups))]
-    rows = []
-    for causes in sorted(parts, key=lambda each: -sum(sums.get(cause, 0) for cause in each)):
-        rows.append(row(groups.get(causes) or label(causes[0]), *causes))
-        rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
-    lines = list(aligned([columns, *rows]))
-    if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
-        bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
-        why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
-        if analysis.skew.unmatched:
-            why = "Not all calls could be matched across ranks"
-        where = "what the next compute waited for holds"
-        if head.causes.get("tail", 0) > head.causes.get("dependency", 0):
-            where = "what nothing but the optimizer follows holds"
-        elif "unknown" in head.causes:
-            where = "what is unknown, and what the next compute waited for, may hold"
-        lines.append(fill(f"{why}: {where} waiting for other ranks, too.", MAX_WIDTH, break_on_hyphens=False))
-    return "\n".join(lines)
 
 
 def longer_than_like_text(analysis: Analysis) -> str:

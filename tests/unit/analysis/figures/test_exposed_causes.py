@@ -24,7 +24,8 @@ from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.exposure.core_waiting import core_waiting
-from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes, own_parts
+from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes
+from overlapscope.analysis.exposure.own_parts import own_parts
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -32,7 +33,7 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Telemetry
+from overlapscope.timeline.columns import COMM, COMPUTE, Telemetry
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -77,13 +78,13 @@ def rank_of(
     )
 
 
-def explained(
+def together(
     *ranks: RankTimeline,
     clocks: Clocks | None = None,
     members: tuple[int, ...] = (0, 1),
     groups: tuple[Group, ...] = (),
     hosts: Mapping[int, str] | None = None,
-) -> tuple[Run, dict[int, dict[str, int]]]:
+) -> tuple[Run, CrossRank]:
     run = Run(
         world_size=len(members),
         ranks={each.rank: each for each in ranks},
@@ -91,15 +92,20 @@ def explained(
     )
     matching = match(run)
     known = clocks or Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
-    together = CrossRank(
+    return run, CrossRank(
         matching=matching,
         clocks=known,
         splits=with_begins(run, split_waits(matching.blocks, known), hosts or {}),
         uneven=tuple(split_waits(matching.uneven, known)),
         pairs=match_pairs(run, known),
     )
+
+
+def explained(*ranks: RankTimeline, **known: Any) -> tuple[Run, dict[int, dict[str, int]]]:
+    """Return the run of these ranks, `known` as `together` takes it, and the causes of each rank."""
+    run, cross_rank = together(*ranks, **known)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    found = causes_of(run, together, coverage)
+    found = causes_of(run, cross_rank, coverage)
     return run, {rank: each.within((0, 10**9)) for rank, each in found.items()}
 
 
@@ -121,7 +127,6 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
         mine, sums = calls[rank], dict.fromkeys(CAUSES, 0)
         busy = [each[:2] for each in computes[rank]]
         optimizes = any(name == "optimizer" for _, _, name in computes[rank])
-        last_other = max((start for start, _, name in computes[rank] if name != "optimizer"), default=NONE)
         waited: dict[int, list[int]] = {}
         for moment in range(max((end for _, end, _ in mine), default=0)):
             flying = [row for row, (start, end, _) in enumerate(mine) if start <= moment < end]
@@ -134,7 +139,8 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             at = end - transfer
             alone = end - max([at, *(until for begun, until, _ in mine if begun < start)])
             slow = at + (max(0, alone - baseline) if baseline is not None else 0)
-            queued = min(slow, end) + max(0, start - launch)
+            delays = [calls[each][row][1] - transfer - calls[each][row][0] + queue(calls[each], row) for each in calls]
+            queued = max(slow, start + min(queue(mine, row), *delays))
             if moment < at:
                 waited.setdefault(row, []).append(moment)
             elif moment < slow:
@@ -144,7 +150,7 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             elif not optimizes:
                 sums["unknown"] += 1
             else:
-                sums["dependency" if last_other >= end else "tail"] += 1
+                sums["dependency" if is_awaited(computes[rank], start, end) else "tail"] += 1
         for row, moments in waited.items():
             start, end, launch = mine[row]
             at = end - min(calls[other][row][1] - calls[other][row][0] for other in calls)
@@ -162,6 +168,23 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
                     sums[cause] += part
         found[rank] = {cause: total for cause, total in sums.items() if total}
     return found
+
+
+def queue(calls: list[tuple[int, int, int]], row: int) -> int:
+    """Return for how long a call of a rank stood behind another one on its lane."""
+    lane = [each[:2] for each in calls[row % LANES :: LANES]]
+    return sum(covers(lane, moment) for moment in range(calls[row][2], calls[row][0]))
+
+
+def is_awaited(computes: list[tuple[int, int, str]], start: int, end: int) -> bool:
+    """Return whether other compute than the optimizer's follows a call, or, where it comes after some of that, any: at
+    its end, as all is within a millisecond, unless compute runs beside that."""
+    after = {name for begin, _, name in computes if begin >= end}
+    before = max(((begin, row) for row, (begin, *_) in enumerate(computes) if begin < start), default=None)
+    updated = before is not None and computes[before[1]][2] == "optimizer"
+    return bool(after - {"optimizer"}) or (
+        bool(after) and updated and not computes_on([each[:2] for each in computes], start, end)
+    )
 
 
 def computes_on(busy: list[tuple[int, int]], start: int, end: int) -> bool:
@@ -552,49 +575,6 @@ def test_a_counter_that_jumps_hides_no_later_sleep() -> None:
     assert found.sleeping.within(0, 400 * MS) == (300 - 100 - 50) * MS
 
 
-READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")
-
-
-@pytest.mark.parametrize(
-    ("call", "computes", "causes"),
-    [
-        # 28 late, of which nine of the transfer's ten are exposed.
-        pytest.param((50, 60, 48), [READY, BESIDE], {"late_launch": 9}, id="launched after the data were ready"),
-        # The second is launched at 48, too: it is not what the call waited for.
-        pytest.param((50, 60, 48), [READY, (49, 50, "gemm"), BESIDE], {"late_launch": 9}, id="launched with compute"),
-        pytest.param((50, 60, 48), [READY], {"queued": 2, "unknown": 8}, id="nothing runs beside it"),
-        pytest.param((35, 60, 10), [READY], {"queued": 15, "unknown": 10}, id="behind another collective"),
-    ],
-)
-def test_what_delayed_a_call_of_both_ranks(
-    call: tuple[int, int, int], computes: list[tuple[int, int, str]], causes: dict[str, int]
-) -> None:
-    _, found = explained(*(rank_of(rank, [call], computes, has_device=True) for rank in (0, 1)))
-    assert found[0] == causes
-
-
-@pytest.mark.parametrize(
-    ("computes", "causes"),
-    [
-        ([READY, (70, 80, "gemm")], {"dependency": 10}),
-        ([READY], {"tail": 10}),
-        ([READY, (70, 80, "optimizer")], {"tail": 10}),
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_call_on_the_stream_of_compute_is_never_late_or_queued(
-    ranks: int, computes: list[tuple[int, int, str]], causes: dict[str, int]
-) -> None:
-    """Launched 28 late, and begun 2 after: nothing could have run beside it all the same."""
-
-    def serial(rank: int) -> RankTimeline:
-        timeline = rank_of(rank, [(50, 60, 48)], computes, has_device=True)
-        return replace(timeline, spans=replace(timeline.spans, lane=np.full_like(timeline.spans.lane, LANES)))
-
-    _, found = explained(*(serial(rank) for rank in range(ranks)))
-    assert found[0] == causes
-
-
 def test_calls_issued_at_once_are_not_slow_while_they_wait_for_each_other() -> None:
     """Each takes 10 after the one before; the last takes 25, 10 more than the baseline (15)."""
     queue = [(at, 10 * (at + 1), at) for at in range(6)]
@@ -609,11 +589,6 @@ def test_a_slow_call_is_slow_whatever_is_in_flight_in_no_call_of_its_group() -> 
     calls = [*((100 + 20 * at, 110 + 20 * at, 100 + 20 * at) for at in range(5)), (200, 300, 200)]
     _, found = explained(*(rank_of(rank, calls, [(400, 410, "optimizer")], elsewhere=[(190, 290)]) for rank in (0, 1)))
     assert found[0]["slow_transfer"] == 90
-
-
-def test_a_single_rank_knows_only_lateness_and_queues() -> None:
-    _, found = explained(rank_of(0, [(35, 60, 10)], [(0, 20, "gemm"), (70, 80, "optimizer")], has_device=True))
-    assert found[0] == {"queued": 15, "unknown": 10}
 
 
 def test_sends_of_a_pipeline_are_the_pipelines() -> None:

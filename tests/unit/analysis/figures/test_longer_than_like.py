@@ -192,7 +192,8 @@ def test_the_text_says_it_below_the_causes_and_advice_asks_for_all_ranks() -> No
     assert "overlapscope explain longer_than_like" in shown
     (advice,) = (each for each in analysis.recommendations if each.id == "exposed_communication")
     assert "calls take at least 0.146 ms longer than the shortest of their like" in advice.title
-    assert advice.apply["look"].startswith("# record all ranks, and look for late ones: at least 0.146 ms")
+    assert advice.apply["look"].startswith("# at least 0.146 ms is what calls take longer than their like: waiting")
+    assert "record all ranks" in advice.apply["look"]
     assert "waiting for other ranks included" in advice.title
     assert not advice.assumed
 

@@ -1,0 +1,187 @@
+"""Divide the wait for the last member of a call by what that rank did longer since the two last met."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.exposure.arrivals import Arrivals
+from overlapscope.analysis.exposure.core_waiting import NEVER, NOT_KNOWN, CoreWaiting
+from overlapscope.analysis.exposure.last_met import last_met
+from overlapscope.analysis.exposure.own_parts import OwnParts
+from overlapscope.analysis.exposure.owned_comm import OwnedComm, cut, of_rows, only
+from overlapscope.analysis.exposure.peer_activity import PeerQuery
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.intervals import (
+    Activity,
+    BusyTime,
+    Intervals,
+    difference,
+    intersection,
+    parts_inside,
+    union,
+)
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
+from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.run import RankTimeline
+
+PIPELINE: Final = "pipeline"
+OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
+"""Causes of waiting for the last member, by what it did longer."""
+
+
+class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """The wait of one rank, before it is known what the other ranks did meanwhile."""
+
+    exposed: Intervals
+    hidden: Intervals
+    transfer: Ints
+    of_pipeline: Flags
+    arrived: Ints
+    at_start: Intervals
+    """Exposed wait that the spread of the recordings' starts explains."""
+    ended_late: Intervals
+    """Exposed time between the begin of the last member and what is left for the transfer."""
+    pieces: Intervals
+    """The rest of the exposed wait."""
+    asked: Ints
+    """Which window of the query each piece is about."""
+    own: Ints
+    """What this rank did in each window until it came, and what its device computed beside its wait: as `divided`
+    returns it."""
+    accounted: Flags
+    """For which windows it is known how long both ranks waited for a core, or stood still."""
+    query: PeerQuery
+    """From when this rank and the one that arrived last had last met, until that one came."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows held in memory."""
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.pieces.starts.size
+
+
+def peer_waits(
+    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
+    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Flags,
+) -> PeerWaits:  # fmt: skip
+    """Return the waits of a rank for the last members of its calls.
+
+    `waiting` is when each rank waited for a core, `meets` are the rows of calls in which ranks may have met
+    (`meetings`).
+    """
+    own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
+    transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
+    of_pipeline = of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, of_rows(arrived_last.last, own_comm, NONE))
+    arrived = np.where(last != NONE, of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    met = np.minimum(own_comm.start_ns + of_rows(arrived_last.start_wait_ns, own_comm, 0), arrived)
+    began = of_rows(arrived_last.began_ns, own_comm, NONE)
+    came_last = np.where((last != NONE) & (began != NONE), np.clip(began, met, arrived), arrived)
+    begin, until = cut(own_comm, met, came_last)
+    held = np.flatnonzero((last != NONE) & (until > begin))
+    held = held[sort_order(begin[held])]  # owned times are disjoint
+    pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
+    came = _came(timeline, own_comm, held)
+    met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
+    before = Intervals(np.minimum(met_before, came), came)
+    accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
+    return PeerWaits(
+        exposed=exposed,
+        hidden=intersection(cover.comm, cover.compute),
+        transfer=transfer,
+        of_pipeline=of_pipeline,
+        arrived=arrived,
+        at_start=intersection(only(cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
+        ended_late=intersection(only(cut(own_comm, came_last, arrived), last != NONE), exposed),
+        pieces=pieces,
+        asked=asked,
+        own=_own_before(timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted),
+        accounted=accounted,
+        query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
+    )
+
+
+def _came(timeline: RankTimeline, own_comm: OwnedComm, calls: Ints) -> Ints:
+    """Return when a rank came to these of its calls.
+
+    Without a device data are ready at the call: what another call delayed, this rank had done before.
+    """
+    start = own_comm.start_ns
+    if timeline.has_device:
+        return start[calls]
+    ready = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
+    return np.where(ready == NONE, start, np.minimum(ready, start))[calls]
+
+
+def _own_before(
+    timeline: RankTimeline, cover: Coverage, core: CoreWaiting, before: Intervals, came_last: Ints, accounted: Flags
+) -> Ints:
+    """Return what a rank did before it came to calls, as `divided` returns it.
+
+    A device that waits in a call may compute beside it: the other rank has that to compute, too.
+    """
+    came = before.ends
+    beside = BusyTime(cover.compute).within(came, came_last) if timeline.has_device else np.zeros_like(came)
+    computed, *did = (each.within(before.starts, came) for each in activities_of(timeline, cover, core))
+    return divided(came - before.starts + beside, [computed + beside, *did], accounted)
+
+
+def _pipeline_rows(timeline: RankTimeline) -> Flags:
+    """Return for each collective whether it is a send or receive of a pipeline group."""
+    calls, names = timeline.collectives, timeline.names
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
+
+
+def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Sequence[Activity]:
+    """Return what a rank did, as `divided` takes it."""
+    exposed = BusyTime(difference(cover.comm, cover.compute))
+    return computing(timeline, cover), core.computing, slept(core), exposed, core.idling
+
+
+def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
+    """Return when a rank computed, as others see it that wait for it: no host while it was seen to collect garbage."""
+    if timeline.has_device:
+        return BusyTime(cover.compute)
+    return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
+
+
+def slept(core: CoreWaiting) -> Activity:
+    """Return when a rank slept though it seemed to compute, by the system's account: an operation that takes longer
+    than in other steps computes longer, for what is known."""
+    return core.sleeping if core.by_account else NEVER
+
+
+def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
+    """Return for how long a rank computed, waited for a core, communicated without computing, and did none of these.
+
+    One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to
+    compute, waited for a core and slept meanwhile, communicated, and waited for a core while it seemed to idle: waiting
+    and sleep count only where they are `accounted`.
+    """
+    computed, in_compute, asleep, communicated, in_idle = activities
+    in_compute, asleep, in_idle = in_compute * accounted, asleep * accounted, in_idle * accounted
+    idled = length_ns - computed - communicated - in_idle + asleep
+    return np.array([computed - in_compute - asleep, in_compute + in_idle, communicated, idled])
+
+
+def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Intervals]:
+    """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met.
+
+    The waiting rank may have been in a call while it did nothing else: only what it idled and communicated less than
+    the late rank idled is of that one's host.
+    """
+    more = theirs - waits.own
+    communicated, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_host"))
+    more[idled] += np.minimum(more[communicated], 0)
+    longer = np.maximum(more, 0)
+    until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
+    begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
+    cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]
+    return {cause: union(each) for cause, each in zip(OF_LATE_RANK, pairwise([*cuts, waits.pieces.ends]), strict=True)}

@@ -1,0 +1,139 @@
+"""Render why communication is exposed: a table of causes, the largest over all steps first."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Final, Self
+
+import msgspec
+
+from overlapscope.analysis.common.cause_table import (
+    LATE_RANKS,
+    MAY_BE_WAITING,
+    TRANSFER,
+    TRANSFERS,
+    WAITS_FOR_LATE_RANK,
+    cause_label,
+)
+from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
+from overlapscope.report.formatting import MAX_WIDTH, aligned, ms, percent
+
+WORTH_NAMING: Final = 0.01
+"""Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
+OR_RANKS: Final = {"dependency": ", or for other ranks", "tail": " (or waiting)"}
+"""What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
+SHARE_WITHIN: Final = 0.01
+"""Shares of a median step and of all steps that are further apart are both shown."""
+
+
+def exposed_causes_text(analysis: Analysis) -> str:
+    """Return the table of causes of the headline's exposed time, and what is not known of them; empty without any.
+
+    Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
+    So do those of transfers, where all calls are split.
+    """
+    head = analysis.headline
+    if not head.causes or {*head.causes} == {"unknown"}:
+        return ""
+    sums = _Sums.of(analysis)
+    unsplit = head.exposed_wait_ns is None and has_others(analysis)
+
+    def label(cause: str) -> str:
+        shown = cause_label(cause, on_cpu=not analysis.run.has_device)
+        return shown + OR_RANKS[cause] if unsplit and cause in MAY_BE_WAITING else shown
+
+    ordered = sums.ordered()
+    late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
+    sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
+    groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
+    parts = [*groups, *((cause,) for cause in ordered if not any(cause in each for each in groups))]
+    rows = [sums.columns()]
+    for causes in sorted(parts, key=sums.less_of):
+        rows.append(sums.row(groups.get(causes) or label(causes[0]), causes))
+        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if len(causes) > 1]
+    lines = list(aligned(rows))
+    if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
+        lines.append(fill(_may_wait(analysis), MAX_WIDTH, break_on_hyphens=False))
+    return "\n".join(lines)
+
+
+class _Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """The exposed time of each cause, in the columns of the table.
+
+    The last shares are of what all complete steps exposed, without outliers: where a few steps hold most of the
+    waiting, a median one does not show it. Those of the median stand before them where they differ.
+    """
+
+    head: Headline
+    every: Counter[str]
+    """Of all complete steps but outliers; empty without steps."""
+    of_steps: str
+    hours: Mapping[str, float]
+    """GPU-hours a day; empty where they are not known."""
+    price: float | None
+    """Of a GPU-hour."""
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> Self:
+        every, cost = usual_causes(analysis), analysis.throughput
+        hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
+        return cls(
+            head=analysis.headline,
+            every=every,
+            of_steps="of all steps" if every == causes_of_all_steps(analysis) else "of steps but outliers",
+            hours=hours,
+            price=cost.price_per_gpu_hour if cost and hours else None,
+        )
+
+    @property
+    def differ(self) -> bool:
+        """Whether the shares of the median and of all steps do."""
+        exposed_ns, total = self.head.exposed_comm_ns or 1, self.every.total()
+        return any(
+            abs(self.head.causes.get(cause, 0) / exposed_ns - ns / total) > SHARE_WITHIN
+            for cause, ns in self.every.items()
+        )
+
+    def ordered(self) -> list[str]:
+        """Return the causes, the largest first: those of the headline, and of others what is worth naming."""
+        some = [cause for cause, ns in self.every.items() if ns >= WORTH_NAMING * self.every.total()]
+        # GPU-hours are of outliers, too.
+        some += [cause for cause, spent in self.hours.items() if spent >= WORTH_NAMING * sum(self.hours.values())]
+        of_head = self.head.causes
+        return sorted({*of_head, *some}, key=lambda cause: (self.less_of([cause]), -of_head.get(cause, 0), cause))
+
+    def less_of(self, causes: Sequence[str]) -> int:
+        """Return their sum, less than zero: a key that sorts the largest first."""
+        sums: Mapping[str, int] = self.every or self.head.causes
+        return -sum(sums.get(cause, 0) for cause in causes)
+
+    def columns(self) -> list[str]:
+        """Return the heads of the columns."""
+        found = ["why exposed", f"ms a {self.head.window}", *["share"] * self.differ]
+        found.append(self.of_steps if self.every else "share")
+        return [*found, *["GPU-hours a day"] * bool(self.hours), *["price a day"] * (self.price is not None)]
+
+    def row(self, label: str, causes: Sequence[str]) -> list[str]:
+        """Return the cells of the sum of some causes."""
+        exposed_ns = self.head.exposed_comm_ns or 1
+        ns, taken = (sum(of.get(each, 0) for each in causes) for of in (self.head.causes, self.hours))
+        share = sum(self.every[each] for each in causes) / self.every.total() if self.every else ns / exposed_ns
+        cells = [label, ms(ns), *[percent(ns / exposed_ns)] * self.differ, percent(share)]
+        cells += [f"{taken:,.1f}"] if self.hours else []
+        return [*cells, *([] if self.price is None else [f"{taken * self.price:,.2f}"])]
+
+
+def _may_wait(analysis: Analysis) -> str:
+    """Return which causes may hold waiting for other ranks, and why, in a sentence."""
+    causes = analysis.headline.causes
+    bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
+    why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
+    if analysis.skew.unmatched:
+        why = "Not all calls could be matched across ranks"
+    where = "what the next compute waited for holds"
+    if causes.get("tail", 0) > causes.get("dependency", 0):
+        where = "what nothing but the optimizer follows holds"
+    elif "unknown" in causes:
+        where = "what is unknown, and what the next compute waited for, may hold"
+    return f"{why}: {where} waiting for other ranks, too."

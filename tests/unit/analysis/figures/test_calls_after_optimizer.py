@@ -1,0 +1,78 @@
+"""What a call after the optimizer holds up: the next step's compute, where that waits for it."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.exposure.exposed_causes import each_causes
+from overlapscope.analysis.exposure.own_parts import own_parts
+from overlapscope.analysis.graph.found_causes import OwnCauses
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.intervals import union
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.unit.analysis.figures.test_exposed_causes import explained, rank_of
+
+GATHER = (40, 60, 39)
+
+
+UPDATED = [(0, 20, "gemm"), (25, 39, "optimizer")]
+
+
+AT_ONCE, LATER = (60 + 9_000, 60 + 9_100, "gemm"), (60 + 11_000, 60 + 11_100, "gemm")
+
+
+def next_step_from(timeline: RankTimeline, start_ns: int) -> RankTimeline:
+    """Return the rank with what begins then, or later, in step 1."""
+    spans = timeline.spans
+    return replace(timeline, spans=replace(spans, step=(spans.start_ns >= start_ns).astype(spans.step.dtype)))
+
+
+@pytest.mark.parametrize(
+    ("computes", "cause"),
+    [
+        pytest.param([*UPDATED, AT_ONCE], "dependency", id="the next step's compute begins at its end"),
+        pytest.param([*UPDATED, LATER], "tail", id="the next step's compute begins later"),
+        pytest.param([*UPDATED, (59, 61, "gemm"), AT_ONCE], "dependency", id="some compute beside its end"),
+        pytest.param([*UPDATED, (45, 61, "gemm"), AT_ONCE], "tail", id="compute goes on beside it"),
+        pytest.param(UPDATED, "tail", id="the recording ends"),
+        pytest.param([(0, 20, "gemm"), AT_ONCE], "unknown", id="no optimizer"),
+        pytest.param([(0, 39, "gemm"), (62, 70, "optimizer"), AT_ONCE], "tail", id="before the optimizer"),
+        pytest.param([*UPDATED, (62, 70, "optimizer"), AT_ONCE], "dependency", id="within the optimizer"),
+    ],
+)
+def test_a_gather_of_updated_parameters_is_what_the_next_step_waits_for_where_that_begins_at_its_end(
+    computes: list[tuple[int, int, str]], cause: str
+) -> None:
+    ranks = [
+        next_step_from(rank_of(rank, [GATHER], computes, op="all_gather", has_device=True), AT_ONCE[0])
+        for rank in (0, 1)
+    ]
+    _, found = explained(*ranks)
+    assert set(found[0]) == {cause}
+
+
+def test_calls_between_a_call_and_what_follows_wait_for_it_too() -> None:
+    ranks = [
+        next_step_from(
+            rank_of(rank, [GATHER, (70, 20_000, 41)], [*UPDATED, (20_005, 20_100, "gemm")], has_device=True), 20_005
+        )
+        for rank in (0, 1)
+    ]
+    _, found = explained(*ranks)
+    assert set(found[0]) == {"dependency"}
+
+
+@pytest.mark.parametrize(
+    ("computes", "cause"),
+    [
+        pytest.param([*UPDATED, LATER], "dependency", id="after the optimizer"),
+        pytest.param([(0, 20, "gemm"), (62, 70, "optimizer"), LATER], "tail", id="before the optimizer"),
+    ],
+)
+def test_what_the_graph_says_of_the_next_step_holds(computes: list[tuple[int, int, str]], cause: str) -> None:
+    rank = next_step_from(rank_of(0, [GATHER], computes, has_device=True), LATER[0])
+    run, cross_rank = Run(world_size=1, ranks={0: rank}), CrossRank()
+    parts = {0: own_parts(rank, OwnCauses(idle={}, exposed={"dependency": union((np.array([40]), np.array([60])))}))}
+    ((_, found),) = each_causes(run, cross_rank, {0: Coverage.of(rank.spans)}, parts, cross_rank.transfers(run))
+    assert found.within((0, 100)) == {cause: 20}
