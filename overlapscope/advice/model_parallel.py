@@ -17,6 +17,8 @@ OTHER_DISPATCHER: Final = {
     "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch\n"
     "--moe-token-dispatcher-type flex --moe-enable-deepep  # DeepEP's kernels instead of all_to_all"
 }
+MOSTLY: Final = 0.5
+"""Calls of which this share is overlapped are so already. A choice."""
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
@@ -30,15 +32,16 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     if not given.run_has_device:
         return None
     rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
-    exposed, ops = given.united_ns(rows), {row.op for row in rows}
+    (exposed, ran), ops = given.united_ns(rows), {row.op for row in rows}
     if not given.is_worth(given.besides_ns(exposed)) or _are_besides(rows, given):
         return None
     whole = not ops & GATHERS
     return recommended(
         given,
         id="tensor_parallel",
-        title=f"Overlap the calls of tensor parallelism: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are "
-        f"exposed ({', '.join(sorted(ops))}){', each of a whole activation' if whole else ''}",
+        title=f"{_overlap(exposed, ran)} the calls of tensor parallelism: {ms(exposed)} of a "
+        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
+        f"{', each of a whole activation' if whole else ''}",
         at_most_ns=given.besides_ns(exposed),
         apply=_serving() if given.job.serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
@@ -67,6 +70,11 @@ def _training_tp(*, whole: bool) -> dict[str, str]:
     }
 
 
+def _overlap(exposed_ns: float, ran_ns: float) -> str:
+    """Return the first words of a title, for calls of which some may be overlapped already."""
+    return "Overlap more of" if exposed_ns <= (1 - MOSTLY) * ran_ns else "Overlap"
+
+
 def _serving() -> dict[str, str]:
     return {
         "serving": "vllm serve ...  # without --disable-custom-all-reduce\n"
@@ -82,7 +90,7 @@ def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 def expert_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the exchange of tokens between experts is exposed for long enough."""
     rows = exchanges_of_experts(given.analysis.collectives)
-    exposed = given.united_ns(rows)
+    exposed, ran = given.united_ns(rows)
     if not given.is_worth(given.besides_ns(exposed)):
         return None
     uneven = next((each for each in given.analysis.findings if each.id.startswith(IMBALANCE)), None)
@@ -90,8 +98,8 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="expert_parallel",
-        title=f"Overlap the exchange between experts: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed "
-        f"({', '.join(sorted({row.op for row in rows}))}){why}",
+        title=f"{_overlap(exposed, ran)} the exchange between experts: {ms(exposed)} of a "
+        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}",
         at_most_ns=given.besides_ns(exposed),
         apply={"serving": "vllm serve ... --enable-eplb  # experts moved and copied by load"}
         if given.job.serves

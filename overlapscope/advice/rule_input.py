@@ -1,6 +1,7 @@
 """The input of the rules: a run, its analysis, and its headline."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from statistics import fmean
 from typing import Any, Final, Literal, Self
 
 import msgspec
@@ -23,6 +24,11 @@ from overlapscope.timeline.run import RankTimeline, Run
 WORTH: Final = 0.02
 """Least share of a step for a recommendation: two recordings of unchanged code differ by as much (2.2 % in
 `traces/baseline`)."""
+LARGE_BYTES: Final = 1 << 20
+"""From this size on how long a call takes depends mostly on its bytes. A choice: below, NCCL's latency does."""
+NOTHING: Final = 0.01
+"""Largest share of their time in which calls are overlapped that is called none. A choice: below what two recordings
+differ by."""
 IN_ONE_STEP: Final = 0.75
 """A loss is one of a single step where that holds this share of it. A choice: a mean over steps is then in none."""
 MOST_RANKS: Final = 8
@@ -120,20 +126,21 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         sums = sum((row.exposed_ns or 0) * (members.get(row.group or "") or len(ranks)) for row in rows)
         return sums / len(ranks) / max(self.steps, 1) if ranks else 0.0
 
-    def united_ns(self, rows: Iterable[CollectiveRow]) -> float:
-        """Return the time in which a call of these rows runs and nothing is computed, ns a step, mean over ranks at
-        hand.
+    def united_ns(self, rows: Iterable[CollectiveRow]) -> tuple[float, float]:
+        """Return the time in which a call of these rows runs and nothing is computed, and in which one runs at all, ns
+        a step, means over ranks at hand.
 
         `exposed_ns` divides time in which several calls are exposed among them: what overlap of these rows alone can
         gain, while others stay exposed, is up to all of it.
         """
         kinds = {(row.op, row.group, row.dimension) for row in rows}
         each = [self._united_ns(timeline, windows, kinds) for timeline, windows in self.some_ranks()]
-        return sum(each) / len(each) if each else 0.0
+        exposed, ran = zip(*each, strict=True) if each else ((0.0,), (0.0,))
+        return fmean(exposed), fmean(ran)
 
     def _united_ns(
         self, timeline: RankTimeline, windows: Windows, kinds: Collection[tuple[str | None, str | None, str | None]]
-    ) -> float:
+    ) -> tuple[float, float]:
         calls, names = timeline.collectives, timeline.names
         which, first = factorize_rows([calls.op, calls.group, calls.dimension])
         columns = (calls.op, calls.group, calls.dimension)
@@ -141,7 +148,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         own = np.array([each in kinds for each in named], np.bool_)[which]
         own &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
         busy = intersection(union((calls.start_ns[own], calls.end_ns[own])), time_of(windows))
-        return length(difference(busy, self.coverage[timeline.rank].compute)) / max(len(windows), 1)
+        exposed = difference(busy, self.coverage[timeline.rank].compute)
+        return length(exposed) / max(len(windows), 1), length(busy) / max(len(windows), 1)
 
     def besides_ns(self, exposed_ns: float) -> float:
         """Return how much of exposed time can be overlapped: at most the time of a step without communication."""

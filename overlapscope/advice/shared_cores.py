@@ -1,7 +1,9 @@
 """Rule: hosts share too few processor cores; it comes before a straggler, which may be the scheduler's choice."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.stragglers.shared_cores import decides_who_is_late, waited_share
@@ -25,33 +27,13 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     if max(most_share, of_path) < WORTH:
         return None
     evidence = dict(found.evidence)
-    cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
     recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
     gain = None if recorded is None or capped is None else recorded - capped
-    of = f": the hosts of {rank_list(ranks)} run on one" if cores == 1 else ""
-    of = f": {len(ranks)} hosts run on about {cores}" if cores and cores > 1 else of
-    share, alone = waited_share(evidence), list(evidence.get("concentrated_on", ()))
-    whom = rank_list(alone) if alone else "each rank"
-    waited = "hosts that computed" if found.known_from == "trace" else "training threads"
-    waited = waited if len(alone) != 1 else "its training thread"
-    spread = "most_share" in evidence and not alone
-    how_much = f"up to {percent_text(evidence['most_share'])}" if spread else percent_text(share)
-    why = f"{waited} waited for one for {how_much} of the time"
-    if most_share < WORTH:  # it is worth saying by the path alone
-        why = f"{why}, and for {percent_text(of_path)} of the critical path of a typical step"
-    if share >= 1:
-        why = "the scheduler decides who is late"
-    what = f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}"
-    if "cores_of" in evidence or "others_ran_ns" in evidence:  # no two ranks may use the same core, or others ran there
-        what = f"Keep other programs off the cores of {rank_list(alone) if alone else 'the ranks'}"
-    if evidence.get("limit_unknown"):
-        what += f", or lift a limit of {'its' if len(alone) < 2 else 'their'} CPU time (which was not recorded)"
-    if evidence.get("full_ranks"):
-        whose = rank_list(evidence["full_ranks"])
-        what = f"Give the ranks more cores, or the threads of {whose} less to do: they fill a core"
+    by_path = of_path if most_share < WORTH else None
+    lost_ns = _waited_ns(analysis, waited_share(evidence) if by_path is None else by_path) if gain is None else gain
     return Recommendation(
         id="shared_cores",
-        title=f"{what}; {why}",
+        title=f"{_what(evidence)}; {_why(found, by_path)}",
         verdict="change",
         predicted_gain_ns=None,
         gain_low_ns=None if gain is None else 0,
@@ -68,7 +50,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         },
         verify=VERIFY,
         per="step" if gain is None and analysis.headline.window == "step" else "recording",
-        loss_ns=gain if gain is not None else _waited_ns(analysis, of_path if most_share < WORTH else share),
+        loss_ns=lost_ns,
         evidence=evidence,
         measured=[
             "how many hosts ran and paused at each moment, from the calls of all hosts"
@@ -77,6 +59,36 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         ],
         assumed=["that pauses would be cut to 3 ms, and that nothing else keeps that time"] if gain is not None else [],
     )
+
+
+def _what(evidence: Mapping[str, Any]) -> str:
+    """Return what to do: cores of their own, no other programs on them, or less to do."""
+    if evidence.get("full_ranks"):
+        whose = rank_list(evidence["full_ranks"])
+        return f"Give the ranks more cores, or the threads of {whose} less to do: they fill a core"
+    cores, ranks, alone = evidence.get("cores"), evidence.get("ranks", ()), list(evidence.get("concentrated_on", ()))
+    their = "its" if len(alone) < 2 else "their"
+    of = f": the hosts of {rank_list(ranks)} run on one" if cores == 1 else ""
+    of = f": {len(ranks)} hosts run on about {cores}" if cores and cores > 1 else of
+    what = f"Give {rank_list(alone) if alone else 'each rank'} cores of {their} own{of}"
+    if "cores_of" in evidence or "others_ran_ns" in evidence:  # no two ranks may use the same core, or others ran there
+        what = f"Keep other programs off the cores of {rank_list(alone) if alone else 'the ranks'}"
+    limit = f", or lift a limit of {their} CPU time (which was not recorded)" if evidence.get("limit_unknown") else ""
+    return f"{what}{limit}"
+
+
+def _why(found: Finding, of_path: float | None) -> str:
+    """Return who waited for a core, and how much; with the share of the critical path, where that is given."""
+    evidence = found.evidence
+    share, alone = waited_share(evidence), list(evidence.get("concentrated_on", ()))
+    if share >= 1:
+        return "the scheduler decides who is late"
+    waited = "hosts that computed" if found.known_from == "trace" else "training threads"
+    waited = waited if len(alone) != 1 else "its training thread"
+    spread = "most_share" in evidence and not alone
+    how_much = f"up to {percent_text(evidence['most_share'])}" if spread else percent_text(share)
+    path = "" if of_path is None else f", and for {percent_text(of_path)} of the critical path of a typical step"
+    return f"{waited} waited for one for {how_much} of the time{path}"
 
 
 def _share_of_path(analysis: Analysis) -> float:

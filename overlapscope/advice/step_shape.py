@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, size
 from overlapscope.timeline.dimensions import BACKWARD, DATA
@@ -18,8 +18,6 @@ from overlapscope.whatif.parallelism import shows_ddp
 LITTLE: Final = 0.1
 """Share of a step below which compute is little. A choice."""
 GIANT_BYTES: Final = 1 << 30
-NOTHING: Final = 0.01
-"""Largest overlapped share of communication that is called none. A choice: below what two recordings differ by."""
 OVERLAPPING: Final = {
     "ddp": "DistributedDataParallel reduces buckets while backward goes on",
     "fsdp2": "FSDP2 gathers the next module while this one computes",
@@ -27,9 +25,8 @@ OVERLAPPING: Final = {
 """What these do unless they are kept from it."""
 OVERLAPPED: Final = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter", "all_reduce")}
 """The operations that they overlap; others may be needed at once."""
-BUCKET_BYTES: Final = 1 << 20
 LEAST_BUCKETS: Final = 2
-"""Of BUCKET_BYTES each, that gradients of known size would make."""
+"""Of LARGE_BYTES each, that gradients of known size would make."""
 CUDA: Final = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
 ROCM: Final = ("AMD_SERIALIZE_KERNEL HIP_LAUNCH_BLOCKING", "GPU_MAX_HW_QUEUES")
 """Variables that make launches wait for their kernels, and the one that says how many queues a device has."""
@@ -92,7 +89,7 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="split_all_reduce",
-        title=f"Split all-reduces of {largest / 2**30:.1f} GiB: they begin when the last gradient is ready, and "
+        title=f"Split all-reduces of {largest / 2**30:.1f} GiB: one begins only when all that it sends is ready, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed",
         at_most_ns=at_most,
         apply={
@@ -173,7 +170,7 @@ def _launches(timeline: RankTimeline, step_ns: int) -> _Launches:
     long = np.flatnonzero((spans.end_ns - spans.start_ns)[rows[:-1]] >= LONG_NS)
     after = spans.launch_ns[rows[1:]][long] >= spans.end_ns[rows[:-1]][long]
     blocking = long.size >= LONG_KERNELS and bool(np.count_nonzero(after) >= NEARLY_ALL * long.size)
-    own = np.flatnonzero((calls.launch_ns != NONE) & (calls.bytes >= BUCKET_BYTES) & (calls.step != NONE))
+    own = np.flatnonzero((calls.launch_ns != NONE) & (calls.bytes >= LARGE_BYTES) & (calls.step != NONE))
     launches = [calls.launch_ns[own[calls.step[own] == step]] for step in values_in(calls.step[own]).tolist()]
     took = [int(each.max() - each.min()) for each in launches if each.size > 1]
     together = max(took) <= AT_ONCE * step_ns if took else None
@@ -193,7 +190,7 @@ def _one_bucket(given: RuleInput) -> bool:
     """Return whether DDP makes one all-reduce in each step, and no replay of its buckets says more."""
     rows = [row for row in given.analysis.collectives if row.op == "all_reduce"]
     calls = sum(row.count for row in rows)
-    if any(row.bytes is not None and row.bytes < LEAST_BUCKETS * BUCKET_BYTES for row in rows):
+    if any(row.bytes is not None and row.bytes < LEAST_BUCKETS * LARGE_BYTES for row in rows):
         return False
     replayed = any(size(each.gradients) for each in given.run.ranks.values())
     return shows_ddp(given.run) and given.per == "step" and calls == given.steps and not replayed

@@ -6,24 +6,22 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.last_bucket import MOST_STEPS, OF_BUCKET, last_bucket
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
-OF_BUCKET: Final = 0.5
-"""Least share of the last bucket that the gradient has: with less, another cap changes the last bucket."""
 LARGER: Final = 2.0
 """Least ratio to the largest gradient of another size. A choice: the two largest of a transformer's layer differ by 1.8
 at most (a gated MLP's fused 16/3 h^2, beside the 3 h^2 of a fused attention projection, of width h), an embedding by
 far more."""
 MOST_OF_ITS_SIZE: Final = 2
 """An embedding and the output layer, where they do not share a weight; more gradients of one size are layers."""
-MOST_STEPS: Final = 32
 EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
 _LESS_OFTEN: Final = {"torch": "# sum gradients over k micro-batches, then reduce them once"}
 _LESS_OFTEN_IN_DDP: Final = {
@@ -89,7 +87,7 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
         own = np.flatnonzero(table.step == step)
         own = own[np.argsort(table.order[own], kind="stable")]
-        row = _last_bucket(calls.elements[rows], table.elements[own])
+        row = last_bucket(calls.elements[rows], table.elements[own])
         if row is None:
             continue
         at = int(rows[row])
@@ -120,12 +118,3 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         of_its_size=of_its_size,
         exposed_ns=sum(exposed) / len(exposed),
     )
-
-
-def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
-    """Return the index of the last all-reduce that carries exactly the last gradients; None where none does."""
-    if not gradients.size or (gradients < 0).any():
-        return None
-    sums = np.cumsum(gradients[::-1])
-    matching = np.flatnonzero(sums[np.minimum(np.searchsorted(sums, sent), sums.size - 1)] == sent)
-    return int(matching[-1]) if matching.size else None

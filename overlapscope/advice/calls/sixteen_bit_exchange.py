@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import difference, intersection, length, union
@@ -14,8 +14,6 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
 
-LARGE_BYTES: Final = 1 << 20
-"""A smaller call takes about as long with half of its bytes. A choice: up to about there its latency decides."""
 STEADY: Final = 0.15
 """Calls are as fast in each step if the fastest of each comes within this of the fastest of all. A choice: ranks that
 are waited for come as late in each step only by chance, and links vary by some per cent."""

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of
 from overlapscope.advice.setting_code import HOOK
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.analysis.result import Recommendation
@@ -21,8 +21,6 @@ from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
 
 REDUCE: Final = ("all_reduce", "reduce_scatter")
-LARGE_BYTES: Final = 1 << 20
-"""A smaller call takes about as long with half of its bytes. A choice: up to about there its latency decides."""
 SIXTEEN: Final = re.compile(
     r"bf16|fp16|f16f16|hgemm|[hi]884gemm|h1688gemm|h16816gemm|nvjet_[ht]s[hts]_"
     r"|^Cijk_\w*?_(?:H|HH|HHS|HSS|B|BB|BBS|BSS)_?BH?_|flash_(?:fwd|bwd)",

@@ -37,7 +37,17 @@ LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
 UNEVEN: Final = 1.5
 """A rank is named that collects garbage for so many times the mean of all."""
-WORKERS: Final = "_SingleProcessDataLoaderIter"
+ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+"""In names of ranges that fetch a batch: without, and with, workers of the loader."""
+BESIDE: Final = (
+    "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)\n"
+    "batch = batch.to(device, non_blocking=True)  # from pinned memory"
+)
+FASTER: Final = (
+    "DataLoader(..., num_workers=MORE, prefetch_factor=MORE, persistent_workers=True)  # if cores are free\n"
+    "# else less work for each batch: decode and augment before training, or on the device; larger files, nearer"
+)
+"""What to do where workers load batches already."""
 
 
 def bound(given: RuleInput) -> str:
@@ -55,7 +65,9 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     lost = round(_slowest_ns(own))
     if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
-    alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
+    names = [name for each in given.run.ranks.values() for name in each.names]
+    alone = any(ALONE in name for name in names)
+    by_workers = not alone and any(WORKERS in name for name in names)
     usual = {rank: float(np.median(each)) for rank, each in own.items() if each.size}
     most = max(usual, key=usual.__getitem__)
     of = f" of rank {most}" if usual[most] >= UNEVEN * fmean(usual.values()) > 0 else ""
@@ -66,14 +78,12 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="data_loading",
-        title=f"Load data beside the step: {how} of a {ms(given.step_ns)} {given.per} {until}"
-        f"{', by the training process itself' if alone else ''}",
+        title=f"{'Load batches faster' if by_workers else 'Load data beside the step'}: {how} of a "
+        f"{ms(given.step_ns)} {given.per} {until}"
+        f"{', by the training process itself' if alone else ', though workers load them' if by_workers else ''}",
         at_most_ns=lost,
         bound_from="loss",
-        apply={
-            "torch": "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)\n"
-            "batch = batch.to(device, non_blocking=True)  # from pinned memory"
-        },
+        apply={"torch": FASTER if by_workers else BESIDE},
         evidence={"data_loading_ns": lost, "idle_ns": given.figures.idle_ns, "without_workers": alone},
         shown_by=found.shown_by,
         measured=["idle time in which the host was in the loader"]

@@ -5,7 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, time_of, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of, window_of
+from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
@@ -15,22 +16,18 @@ from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
 
-LARGE_BYTES: Final = 1 << 20
-"""From this size on how long a call takes depends mostly on its bytes. A choice: below, NCCL's latency does."""
 GAP: Final = 0.1
 """A call follows directly on the one before it in its queue if it begins within this share of its own time. A choice:
 streams need some microseconds between two kernels."""
 MOSTLY: Final = 0.5
 MOST_ALIKE: Final = 0.8
+"""Nearly all time is of calls that are alike. A choice."""
 ALIKE: Final = 0.2
 """Bandwidths that differ by less are one. A choice: sizes above LARGE_BYTES come within this of a link's peak."""
 OTHER_SIZES: Final = 1.5
 """Sizes with this ratio show that the time follows the bytes."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
-NOTHING: Final = 0.01
-"""Largest share of their time in which calls are overlapped that is called none. A choice: below what two recordings
-differ by."""
 
 
 def link_is_full(given: RuleInput) -> bool:
@@ -156,6 +153,23 @@ def one_bandwidth_gbs(given: RuleInput) -> float | None:
     alike = np.abs(speed - usual) <= ALIKE * usual
     of_sizes = bytes_[alike].max() >= OTHER_SIZES * bytes_[alike].min()
     return usual if of_sizes and every[alike].sum() >= MOST_ALIKE * every.sum() else None
+
+
+def take_alike(given: RuleInput) -> bool:
+    """Return whether nearly all exposed time is of calls that take about as long as the shortest of their like: of
+    those of one operation, group, type and size the second shortest, as one that is too short may be damage."""
+    alike = every = 0
+    for timeline, windows in given.some_at_hand():
+        calls, exposed = timeline.collectives, _exposed_ns(given, timeline, windows)
+        every += int(exposed.sum())
+        own = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE))
+        took = (calls.end_ns - calls.start_ns)[own]
+        kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.dtype[own], calls.bytes[own]])
+        for rows in split_by(kind):
+            if rows.size >= LIKE_CALLS:
+                shortest = np.partition(took[rows], 1)[1]
+                alike += int(exposed[own[rows]][took[rows] <= LONGER * shortest].sum())
+    return every > 0 and alike >= MOST_ALIKE * every
 
 
 def _exposed_ns(given: RuleInput, timeline: RankTimeline, windows: Windows) -> Ints:

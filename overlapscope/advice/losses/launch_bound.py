@@ -8,6 +8,7 @@ from overlapscope.advice.losses.blocked_host import bound
 from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.result import Recommendation
 
@@ -43,6 +44,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     rate, slow, long = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause", "long_pause"))
     pausing, slowly = idle > 0 and long > MOSTLY * found.ns, slow + long > MOSTLY * found.ns
     one = None if in_bursts else _one_rank(given, found)
+    capture = not in_bursts and not _replays_graphs(given)
     parts = [_idle_words(idle, one, "its host" if pausing else "launches")] if idle else []
     if pausing:
         parts[0] += f", {'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
@@ -58,7 +60,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
         # The device idles while a call is launched late.
         at_most_ns=max(late, idle),
         bound_from="loss",
-        apply=(PAUSING if slowly else {}) | ({} if pausing else _launching(given.job, capture=not in_bursts)),
+        apply=(PAUSING if slowly else {}) | ({} if pausing else _launching(given.job, capture=capture)),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
@@ -100,6 +102,11 @@ def _idle_words(idle: int, one: tuple[int, float] | None, what: str) -> str:
 
 def _profiled(given: RuleInput) -> bool:
     return any(each.basis == "trace" for each in given.run.ranks.values())
+
+
+def _replays_graphs(given: RuleInput) -> bool:
+    """Return whether the job launches whole graphs already."""
+    return any(map(LAUNCHES_GRAPH.search, {name for each in given.run.ranks.values() for name in each.names}))
 
 
 def _launching(job: JobKind, *, capture: bool) -> dict[str, str]:

@@ -99,7 +99,7 @@ def _run_ahead(launches: Recommendation, gain_ns: int, waits: Waits, job: JobKin
         launches,
         id="blocking_calls",
         title=f"Let the host run ahead: its launches are late because it waits for the device "
-        f"({named_waits(calls, waits)}); a {launches.per} takes{most} {ms(gain_ns)} less if it does not",
+        f"({named_waits(calls, waits)}); a replay in which it does not is{most} {ms(gain_ns)} a {launches.per} shorter",
         gain_low_ns=0,
         gain_high_ns=gain_ns,
         bound_from="replay",

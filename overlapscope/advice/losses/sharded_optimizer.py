@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.losses.exposed_calls import backward_waits_ns
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
@@ -15,11 +15,6 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, split_by
 from overlapscope.timeline.run import RankTimeline
 
-LARGE_BYTES: Final = 1 << 20
-"""Gradients and parameters of a model are larger. A choice."""
-NOTHING: Final = 0.01
-"""Largest share of their time in which calls are overlapped that is called none. A choice: below what two recordings
-differ by."""
 MEGATRON: Final = ("--overlap-grad-reduce", "--overlap-param-gather")
 DEEPSPEED: Final = '{"zero_optimization": {"overlap_comm": true}}'
 TORCH: Final = (

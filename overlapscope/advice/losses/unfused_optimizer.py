@@ -1,20 +1,24 @@
-"""Rule: the optimizer's kernels take long, and none of them does the whole update at once."""
+"""Rule: the optimizer's kernels take long, and none of them does the whole update at once; or it runs a loop over
+parameters, with many small kernels for each."""
 
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import FUSABLE, FUSED
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
+from overlapscope.analysis.per_rank.kernel_families import ELEMENTWISE, family_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.05
@@ -25,57 +29,155 @@ whose names say so (`FUSED`)."""
 NOT_AN_UPDATE: Final = re.compile(r"norm|BinaryOpScalarTensor|non_finite|Copy|Zero", re.IGNORECASE)
 """In names of `foreach` kernels that prepare gradients (clipping by norm, scaling, casts, zeros) and update nothing:
 where a kernel has no launch of its own, only its name says so. An optimizer that multiplies by tensors takes longer."""
+LOOPS: Final = 20
+"""Fewest kernels a step of a loop over parameters. A choice: each has several, where a fused one makes few for
+all."""
+NEARLY_ALL: Final = 0.8
+PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
+"""Least reads and writes of each element: parameter, gradient, and what the optimizer keeps (SGD without momentum)."""
 CAPTURABLE: Final = ("Adam", "AdamW")
 """Optimizers of `FUSABLE` that a CUDA graph holds only with `capturable=True`."""
 
 
+class _Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What the optimizer took in the windows of a rank; times in ns a window."""
+
+    busy_ns: float = 0.0
+    """While its kernels ran."""
+    idle_ns: float = 0.0
+    """Between two of them, while the device had nothing else to do."""
+    kernels: float = 0.0
+    by_name: bool = False
+    """Whether names tell some of its kernels."""
+    loops: bool = False
+    """Whether no kernel takes more than one parameter."""
+
+
 def unfused_optimizer(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where kernels of torch's optimizer take `LEAST` of a step, and it has a fused form that
-    is not in use; None without a device."""
+    """Return the recommendation where torch's optimizer takes `LEAST` of a step, and it has a fused form that is not in
+    use; None without a device."""
     names = {name for timeline in given.run.ranks.values() for name in timeline.names}
     optimizer = given.job.optimizer
     if not given.run_has_device or given.job.is_npu or optimizer not in FUSABLE or any(map(FUSED.search, names)):
         return None
     found = [_taken(timeline, windows) for timeline, windows in given.some_at_hand() if timeline.has_device]
-    mean = sum(ns for ns, *_ in found) / max(len(found), 1)
-    if not mean or mean < LEAST * given.step_ns:
+    ranks = max(len(found), 1)
+    mean = _Taken(
+        busy_ns=sum(each.busy_ns for each in found) / ranks,
+        idle_ns=sum(each.idle_ns for each in found) / ranks,
+        kernels=sum(each.kernels for each in found) / ranks,
+        by_name=any(each.by_name for each in found),
+        loops=any(each.loops for each in found),
+    )
+    took = mean.busy_ns + mean.idle_ns * mean.loops
+    if not took or took < LEAST * given.step_ns:
         return None
-    by_name = any(named for *_, named in found)
-    kernels = round(sum(count for _, count, _ in found) / len(found))
     captured = ", capturable=True" if optimizer in CAPTURABLE and any(map(LAUNCHES_GRAPH.search, names)) else ""
+    return (_of_loop if mean.loops else _of_many)(given, optimizer, mean, f"fused=True{captured}")
+
+
+def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
+    kernels, took = round(taken.kernels), taken.busy_ns
     return recommended(
         given,
         id="unfused_optimizer",
-        title=f"Try fused=True: {kernels} kernels of {optimizer} take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
-        f"({percent_text(mean / given.step_ns)}), and each reads and writes its tensors anew",
+        title=f"Try fused=True: {kernels} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
+        f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
         verdict="trial",
-        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., fused=True{captured})"},
-        evidence={"optimizer": optimizer, "optimizer_ns": round(mean), "kernels": kernels},
+        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {fused})"},
+        evidence={"optimizer": optimizer, "optimizer_ns": round(took), "kernels": kernels},
         measured=["the time of kernels launched in the optimizer's step"]
-        if not by_name
+        if not taken.by_name
         else ["the time of kernels of foreach optimizers, by their names: their launches are not recorded one by one"],
         assumed=[],
     )
 
 
-def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float, bool]:
-    """Return for how long the optimizer's kernels ran, in ns a window, their number, and whether names tell some."""
+def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
+    kernels, took = round(taken.kernels), taken.busy_ns + taken.idle_ns
+    needs_ns = min(_needs_ns(given, optimizer), taken.busy_ns)
+    return recommended(
+        given,
+        id="unfused_optimizer",
+        title=f"Try fused=True: {optimizer} updates one parameter after the other, in {kernels} kernels; with "
+        f"{ms(taken.idle_ns)} in which the device is idle between them they take {ms(took)} of a {ms(given.step_ns)} "
+        f"{given.per} ({percent_text(took / given.step_ns)})",
+        verdict="trial",
+        at_most_ns=took - needs_ns,
+        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {fused})  # or foreach=True: fewer kernels, too"},
+        evidence={
+            "optimizer": optimizer,
+            "optimizer_ns": round(took),
+            "kernels": kernels,
+            "idle_ns": round(taken.idle_ns),
+            "needs_ns": round(needs_ns),
+        },
+        measured=["the time of kernels launched in the optimizer's step, and idle time between them"],
+        assumed=["that a fused one takes no longer than its bytes need, at least: the gain is an upper bound"],
+    )
+
+
+def _needs_ns(given: RuleInput, optimizer: str) -> float:
+    """Return what the bytes of an update need on the fastest memory of known devices, so at least; 0 where the sizes of
+    parameters are not known, or ranks share them."""
+    if "ddp" not in given.job.frameworks:
+        return 0.0
+    from overlapscope.whatif.pricing.devices import devices  # noqa: PLC0415 - few runs need it
+
+    sizes_bytes = [_parameters_bytes(timeline) for timeline, _ in given.some_ranks()]
+    fastest_gbs = max(each.memory_gbs for each in devices().values())
+    return PASSES[optimizer] * min(sizes_bytes, default=0) / fastest_gbs
+
+
+def _parameters_bytes(timeline: RankTimeline) -> int:
+    """Return the size of what has gradients in a rank's last step, each once however many passes it has."""
+    table = timeline.gradients
+    known = np.flatnonzero((table.step != NONE) & (table.elements > 0) & (table.dtype >= 0))
+    own = known[table.step[known] == table.step[known].max(initial=NONE)]
+    own = own[factorize_rows([table.name[own]])[1]]
+    item_bytes = np.array([ITEM_BYTES.get(name, 0) for name in timeline.names], np.int64)
+    return int((table.elements[own] * item_bytes[table.dtype[own]]).sum()) if own.size else 0
+
+
+def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
+    """Return what the optimizer took; nothing where it neither takes many parameters at once nor loops over them."""
     spans = timeline.spans
     computes = np.flatnonzero(spans.kind == COMPUTE)
     many = rows_named(spans.name[computes], timeline.names, MANY_AT_ONCE.search)
-    if not many.any():
-        return 0.0, 0.0, False
     alone = _without_own_launch(timeline, computes)
     updates = alone & many & ~rows_named(spans.name[computes], timeline.names, NOT_AN_UPDATE.search)
     own = computes[updates | (in_optimizer(timeline, computes) & ~alone)]
-    if not (many & np.isin(computes, own)).any():
-        return 0.0, 0.0, False
     inside = time_of(windows)
-    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
     within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
     counted = (within >= 0) & (spans.start_ns[own] < inside.ends[within])
-    by_name = np.isin(own[counted], computes[updates]).any()
-    return length(times) / len(windows), np.count_nonzero(counted) / len(windows), bool(by_name)
+    at_once = bool((many & np.isin(computes, own)).any())
+    loops = not at_once and _loops(timeline, own[counted], len(windows))
+    if not at_once and not loops:
+        return _Taken()
+    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
+    return _Taken(
+        busy_ns=length(times) / len(windows),
+        idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
+        kernels=np.count_nonzero(counted) / len(windows),
+        by_name=bool(np.isin(own[counted], computes[updates]).any()),
+        loops=loops,
+    )
+
+
+def _loops(timeline: RankTimeline, own: Ints, windows: int) -> bool:
+    """Return whether kernels of the optimizer are those of a loop over parameters: many, and nearly all elementwise."""
+    elementwise = rows_named(timeline.spans.name[own], timeline.names, lambda name: family_of(name) == ELEMENTWISE)
+    return bool(own.size >= LOOPS * windows and np.count_nonzero(elementwise) >= NEARLY_ALL * own.size)
+
+
+def _idle_between_ns(timeline: RankTimeline, own: Ints) -> int:
+    """Return how long the device was idle before kernels of `own` that follow another of these, in ns."""
+    spans = timeline.spans
+    order = np.argsort(spans.start_ns, kind="stable")
+    busy_until = np.maximum.accumulate(spans.end_ns[order])
+    ours = np.isin(order, own)
+    idle = (spans.start_ns[order][1:] - busy_until[:-1])[ours[1:] & ours[:-1]]
+    return int(np.maximum(idle, 0).sum())
 
 
 def _without_own_launch(timeline: RankTimeline, computes: Ints) -> Flags:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import SHORTENS, advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
-from overlapscope.advice.losses.largest_loss import BY_TURNS, INSTEAD, UNEVEN_STAGES, largest_loss
+from overlapscope.advice.losses.exposed_remedies import BY_TURNS, INSTEAD, UNEVEN_STAGES
+from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice, fsdp_reasons
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets

@@ -92,6 +92,20 @@ def test_gaps_in_which_a_batch_is_fetched_are_the_loaders() -> None:
     assert "launch_bound" not in found
 
 
+def test_workers_that_load_batches_are_not_advised_but_to_be_faster() -> None:
+    fetch = Range(name="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start=400, end=700)
+    loading = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699), fetch))["data_loading"]
+    assert loading.title.startswith("Load batches faster: ")
+    assert loading.title.endswith("while a batch is fetched, though workers load them")
+    assert "num_workers=8" not in loading.apply["torch"]
+
+
+def test_graphs_are_not_advised_where_they_are_launched() -> None:
+    launch = Range(name="cudaGraphLaunch", start=10, end=20)
+    late = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699), launch))["launch_bound"]
+    assert "CUDA graphs" not in late.apply["torch"]
+
+
 # --- gradients that are reduced after each pass ---------------------------------------------------------------------
 
 DDP_FORWARD = "DistributedDataParallel.forward"

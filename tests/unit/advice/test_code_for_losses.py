@@ -5,16 +5,15 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.largest_loss import (
-    BY_TURNS,
+from overlapscope.advice.losses.exposed_remedies import BY_TURNS, INSTEAD, SLOW_ON_CORES
+from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.losses.own_calls import (
+    BESIDE_BACKWARD,
     IN_BUCKETS,
-    INSTEAD,
     LAST_BUCKET,
     ON_CORES,
     REPLAY_CAPS,
-    SLOW_ON_CORES,
-    _of_gradients,
-    largest_loss,
+    of_gradients,
 )
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
@@ -75,7 +74,15 @@ def test_who_overlaps_gradients_in_buckets_is_not_told_to(
     assert advised("dependency", ddp=ddp, overlapped_ms=overlapped_ms, has_device=has_device) == said
 
 
-@pytest.mark.parametrize("cause", ["tail", "queued", "peer_host"])
+@pytest.mark.parametrize("has_device", [False, True])
+def test_what_only_the_optimizer_follows_is_not_to_go_in_buckets_where_it_does(*, has_device: bool) -> None:
+    said = advised("tail", ddp=True, overlapped_ms=5, has_device=has_device)
+    assert said == BESIDE_BACKWARD["tail"].format(rest=LAST_BUCKET)
+    assert advised("tail", ddp=True, overlapped_ms=0, has_device=has_device) == INSTEAD["tail"]
+    assert "gather" not in said, "nothing is gathered"
+
+
+@pytest.mark.parametrize("cause", ["queued", "peer_host"])
 @pytest.mark.parametrize("has_device", [False, True])
 def test_other_causes_get_the_same_whatever_the_job(cause: str, *, has_device: bool) -> None:
     assert advised(cause, ddp=True, overlapped_ms=5, has_device=has_device) == INSTEAD[cause]
@@ -95,4 +102,4 @@ def test_a_replay_of_caps_is_named_where_buckets_were_recorded_and_waiting_is_kn
     analysis = analyze(run, together)
     head = replace(analysis.headline, overlapped_ns=1, exposed_wait_ns=waits)
     given = RuleInput.of(run, replace(analysis, headline=head), together)
-    assert _of_gradients(given, "dependency").removesuffix(ON_CORES) == f"{IN_BUCKETS}{said}"
+    assert of_gradients(given, "dependency").removesuffix(ON_CORES) == f"{IN_BUCKETS}{said}"

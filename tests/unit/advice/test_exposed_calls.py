@@ -13,14 +13,15 @@ from overlapscope.advice.losses.exposed_calls import (
     link_is_full,
     one_bandwidth_gbs,
 )
-from overlapscope.advice.losses.largest_loss import (
+from overlapscope.advice.losses.exposed_remedies import INSTEAD, instead
+from overlapscope.advice.losses.own_calls import (
     AVERAGES,
     BESIDE_BACKWARD,
-    INSTEAD,
+    LAST_BUCKET,
     LINK_IS_FULL,
     OF_HOROVOD,
+    OF_OTHERS,
     WAITS_FOR_EACH,
-    _instead,
 )
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
@@ -74,7 +75,7 @@ def test_no_other_order_is_advised_where_large_calls_of_one_kind_directly_follow
 ) -> None:
     given = looked_at(made(lambda _: queue(*calls)))
     assert link_is_full(given) == full
-    assert _instead(given, "queued") == (LINK_IS_FULL if full else INSTEAD["queued"])
+    assert instead(given, "queued") == (LINK_IS_FULL if full else INSTEAD["queued"])
 
 
 def averaging(every: int, *, after: bool = True) -> Run:
@@ -89,7 +90,7 @@ def test_calls_that_follow_the_optimizer_in_some_steps_average_parameters() -> N
     assert not average_parameters(looked_at(averaging(1))), "in every step, as parameters are gathered"
     assert not average_parameters(looked_at(averaging(2, after=False))), "gradients, of every second step"
     for cause in ("dependency", "tail", "queued"):
-        assert _instead(looked_at(averaging(2)), cause) == AVERAGES
+        assert instead(looked_at(averaging(2)), cause) == AVERAGES
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_buckets_during_backward_are_not_advised_where_reductions_begin_there_be
     call = Sent(start=start, end=800, launch=250, phase=phase, size_bytes=36 * MIB)
     given = looked_at(made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)]))
     assert go_beside_backward(given) == beside
-    for cause, instead in BESIDE_BACKWARD.items():
-        assert _instead(given, cause) == (instead if beside else INSTEAD[cause])
-        assert "in buckets" not in instead
+    for cause, already in BESIDE_BACKWARD.items():
+        assert instead(given, cause) == (already.format(rest=LAST_BUCKET) if beside else INSTEAD[cause])
+        assert "in buckets" not in already
 
 
 def waiting_for_each(*, first_phase: str | None = "backward", op: str = "reduce_scatter", end: float = 900) -> Run:
@@ -123,7 +124,7 @@ def waiting_for_each(*, first_phase: str | None = "backward", op: str = "reduce_
 def test_backward_that_waits_for_each_reduction_is_told_to_wait_once() -> None:
     given = looked_at(waiting_for_each(end=700))
     assert backward_waits_ns(given) == 200 * US, "compute between, as exposed are 200"
-    assert _instead(given, "dependency") == WAITS_FOR_EACH.format(most="0.2 ms")
+    assert instead(given, "dependency") == WAITS_FOR_EACH.format(most="0.2 ms")
     assert backward_waits_ns(looked_at(waiting_for_each(end=650))) == 150 * US, "what is exposed"
     assert not backward_waits_ns(looked_at(waiting_for_each(first_phase="forward"))), "as tensor parallelism reduces"
     assert not backward_waits_ns(looked_at(waiting_for_each(op="all_gather")))
@@ -136,7 +137,7 @@ def test_horovod_reduces_beside_backward_without_a_phase() -> None:
     copy = Kernel(start=0, end=600, name="void horovod::common::batched_memcpy_k<0>")
     given = looked_at(made(lambda _: [copy, call, Kernel(start=800, end=990)]))
     assert go_beside_backward(given)
-    assert {_instead(given, cause) for cause in BESIDE_BACKWARD} == {OF_HOROVOD}
+    assert {instead(given, cause) for cause in BESIDE_BACKWARD} == {OF_HOROVOD}
 
 
 @pytest.mark.parametrize(
@@ -160,4 +161,36 @@ def test_fewer_bytes_are_advised_where_transfer_at_one_bandwidth_takes_most_of_a
     assert (found is not None) == one
     if one:
         assert found == pytest.approx(36 * MIB / 2 / 250_000, rel=0.02)
-        assert _instead(given, "tail").startswith("# transfer takes longer than compute")
+        assert instead(given, "tail").startswith("# transfer takes longer than compute")
+
+
+@pytest.mark.parametrize(("op", "gradients"), [("all_to_all", False), ("all_reduce", True)])
+def test_nothing_is_advised_about_gradients_where_other_calls_are_exposed(op: str, *, gradients: bool) -> None:
+    """As the exchange of experts, beside buckets of gradients that are overlapped."""
+    exchange = Sent(start=650, end=950, launch=600, op=op, group="h", size_bytes=36 * MIB)
+    given = looked_at(
+        made(
+            lambda _: [
+                Range(name="DistributedDataParallel.forward", start=0, end=50), Kernel(start=0, end=640),
+                Sent(start=100, end=400, launch=90, phase="backward", size_bytes=36 * MIB),
+                exchange, Kernel(start=951, end=990, launch=60),
+            ]
+        )
+    )  # fmt: skip
+    assert ("gradients" in instead(given, "dependency")) == gradients
+
+
+def test_of_gradients_that_fsdp_reduces_in_backward_nothing_is_advised() -> None:
+    given = looked_at(made(lambda _: queue(*in_a_row(2, op="reduce_scatter", size_bytes=36 * MIB))))
+    sharded = replace(given, job=replace(given.job, frameworks=("fsdp2",)))
+    for cause in BESIDE_BACKWARD:
+        assert instead(given, cause) == INSTEAD[cause]
+        assert instead(sharded, cause) == OF_OTHERS[cause]
+
+
+def test_16_bits_are_not_advised_of_a_last_bucket_that_is_sent_in_them() -> None:
+    call = Sent(start=300, end=800, launch=250, phase="backward", size_bytes=36 * MIB)
+    given = looked_at(made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)]))
+    rows = [replace(row, dtype="bfloat16") for row in given.analysis.collectives]
+    narrow = replace(given, analysis=replace(given.analysis, collectives=rows))
+    assert ("16 bits" in instead(given, "tail"), "16 bits" in instead(narrow, "tail")) == (True, False)

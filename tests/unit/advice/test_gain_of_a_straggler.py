@@ -1,11 +1,19 @@
 """What a straggler costs, as it is recommended to look at it: of a step, with its range, and no upper bound."""
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.cost.throughput import gpu_hours_a_day
 from overlapscope.report.text.advice import gain, render
-from tests.unit.analysis.graph.test_removal import late_pair
+from tests.property.synthetic import Fault, Job, Layout, simulate
+from tests.unit.analysis.graph.test_removal import late_pair, read
+
+SLOWER = Job(
+    layout=Layout(dp=4), steps=8, first_step=0, layer_ns=4e6, interference=1.0,
+    fault=Fault(kind="slower_compute", culprits=(2,), compute_factor=1.5, since=5),
+)  # fmt: skip
+"""A device becomes slower in the middle of the recording."""
 
 
 def test_the_gain_of_a_straggler_is_of_a_step_and_so_are_its_gpu_hours() -> None:
@@ -21,3 +29,26 @@ def test_the_gain_of_a_straggler_is_of_a_step_and_so_are_its_gpu_hours() -> None
     assert found.gpu_hours_a_day == pytest.approx(
         gpu_hours_a_day(middle / analysis.headline.step_ns, analysis.throughput.devices or 0)
     )
+
+
+def test_the_gain_of_a_device_that_became_slower_is_that_of_the_steps_since() -> None:
+    always, never = (simulate(replace(SLOWER, fault=replace(SLOWER.fault, since=at)), keep=False) for at in (0, 8))
+    since_ns, mean_ns = always.step_ns - never.step_ns, (always.step_ns - never.step_ns) * 3 / 8
+    found = next(each for each in analyze_with_advice(read(SLOWER)).recommendations if each.id == "late_rank")
+    assert "rank 2 (slower compute), since step 5" in found.title
+    assert (found.per, found.predicted_gain_ns) == ("step", pytest.approx(since_ns, rel=0.1))
+    assert found.gain_low_ns is not None
+    assert found.gain_high_ns is not None
+    assert found.gain_low_ns <= 1.05 * mean_ns, "the range holds the mean of all recorded steps, too"
+    assert found.gain_high_ns >= 0.95 * since_ns
+    assert any("since step 5" in each for each in found.assumed)
+
+
+def test_a_device_that_was_always_slower_gains_the_mean_of_all_steps() -> None:
+    run = read(replace(SLOWER, fault=replace(SLOWER.fault, since=0)))
+    analysis = analyze_with_advice(run)
+    found = next(each for each in analysis.recommendations if each.id == "late_rank")
+    (held,) = analysis.skew.stragglers
+    assert "removal_since_ns" not in held.evidence
+    assert found.predicted_gain_ns == held.evidence["removal_step_ns"][0]
+    assert len(found.assumed) == 1

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice, ranked
-from overlapscope.advice.losses.largest_loss import LINK_IS_FULL, _of_own_calls
+from overlapscope.advice.losses.own_calls import LINK_IS_FULL, of_own_calls
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -47,7 +47,7 @@ def test_on_a_full_link_16_bits_are_advised_where_they_are_not_sent(dtype: str, 
         ranks[rank] = replace(each, names=(*each.names, dtype), collectives=replace(each.collectives, dtype=code))
     typed = replace(run, ranks=ranks)
     together = match_and_align(typed)
-    said = _of_own_calls(RuleInput.of(typed, analyze(typed, together), together), "queued")
+    said = of_own_calls(RuleInput.of(typed, analyze(typed, together), together), "queued")
     assert words in said
     assert said.split("(")[0] == LINK_IS_FULL.split("(")[0]
 

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
 from overlapscope.advice.job_kind import job_kind
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, _wait_by_turns, largest_loss
+from overlapscope.advice.losses.exposed_remedies import wait_by_turns
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, largest_loss
 from overlapscope.advice.published_effects import published_effects, with_published
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.step_shape import CUDA, LAST_FIRST, ONE_BUCKET, ROCM, UNUSED
@@ -268,6 +269,16 @@ def test_what_another_call_beside_it_shares_counts_whole_for_the_exchange() -> N
     exchange = Sent(start=301, end=600, launch=1, op="all_to_all", dimension="expert")
     beside = Sent(start=301, end=600, launch=2, op="reduce_scatter", group="h")
     assert fired(always(*COMPUTED, exchange, beside))["expert_parallel"].gain_high_ns == 299 * US
+
+
+@pytest.mark.parametrize(
+    ("start", "words"), [(301, "Overlap the "), (100, "Overlap the "), (99, "Overlap more of the ")]
+)
+@pytest.mark.parametrize("dimension", ["expert", "tensor"])
+def test_of_calls_that_are_half_overlapped_more_is_to_be(dimension: str, start: float, words: str) -> None:
+    call = Sent(start=start, end=501, launch=1, op="all_to_all", dimension=dimension)
+    (found,) = (each for name, each in fired(always(*COMPUTED, call)).items() if name.startswith(dimension))
+    assert found.title.startswith(words)
 
 
 def test_a_giant_all_reduce_is_to_be_split() -> None:
@@ -574,7 +585,7 @@ def test_ranks_are_late_by_turns_only_where_none_has_most_of_the_blame(blame: tu
     ]  # fmt: skip
     ranks = [replace(info, whole=replace(info.whole, causes={"peer_compute": 500 * US})) for info in analysis.ranks]
     known = replace(analysis, ranks=ranks, skew=replace(analysis.skew, ranks=skew, stragglers=[]))
-    assert _wait_by_turns(known) is by_turns
+    assert wait_by_turns(known) is by_turns
 
 
 BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))

@@ -1,0 +1,109 @@
+"""What names exposed communication as a loss: how much, of which calls, why, for whom, and what to do."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
+from overlapscope.advice.losses.named_cause import NamedCause, named_cause
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.result import Recommendation, waits_for_late_ranks
+from overlapscope.analysis.stragglers.stragglers import Straggler
+
+MOST_OPS: Final = 3
+ONE_WAITS: Final = 0.1
+"""Of two ranks one waits for the other if that waits for this share of it at most. A choice."""
+LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
+LOOK_AT_STEPS: Final = (
+    "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
+)
+
+
+class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a step is exposed communication, and how it is called."""
+
+    ns: int
+    left_out_ns: int
+    """What lies before all ranks were recorded, which `ns` does not hold."""
+    before: str
+    """Words before the loss, and ..."""
+    step: str
+    """... the step that it is of."""
+    usual: bool
+    """Whether it is not steps that cost more which are named first."""
+    longer_ns: int
+    """What calls take longer than their like; 0 where that is not known."""
+
+
+def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[Straggler]) -> Recommendation:
+    """Return what names exposed communication; `late` are stragglers that no other recommendation names."""
+    by_op = _by_op(given)
+    why = named_cause(given, loss.ns, has_stragglers=bool(late))
+    return recommended(
+        given,
+        id="exposed_communication",
+        title=_title(given, loss, why, list(by_op), late),
+        verdict="look",
+        loss_ns=loss.ns,
+        apply=({"look": LOOK} if late else {})
+        # Where outliers cost more, why the other steps wait is the smaller question.
+        | (remedies(given, why.cause, why.second, loss.longer_ns) if loss.usual else {"look": LOOK_AT_STEPS}),
+        evidence={
+            "exposed_comm_ns": loss.ns + loss.left_out_ns,
+            "causes": dict(given.figures.causes),
+            "by_op": {op: {"exposed_ns": ns} for op, ns in by_op.items()},
+        }
+        | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
+        | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
+        | ({"late_ranks": [each.rank for each in late]} if late else {}),
+        measured=["communication beside which nothing is computed, and what the next compute waited for"],
+        # Of what is unknown it is said that it may be waiting; a pipeline's sends hold waiting by their cause.
+        assumed=[]
+        if given.is_whole or why.cause in ("unknown", "pipeline")
+        else [f"that {'no more' if loss.longer_ns else 'none'} of it is waiting for ranks that were not recorded"],
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
+    )
+
+
+def _by_op(given: RuleInput) -> dict[str, int]:
+    """Return the exposed time of the operations that have most of it, the largest first, in ns of a step."""
+    rows = given.analysis.collectives
+    by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
+    ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
+    return {op: by_op[op] for op in ops}
+
+
+def _title(given: RuleInput, loss: ExposedLoss, why: NamedCause, ops: Sequence[str], late: Sequence[Straggler]) -> str:
+    which = [", ".join(ops)] if ops else []
+    which += [f"without {ms(loss.left_out_ns)} before all ranks were recorded"] if loss.left_out_ns else []
+    of_ops = f" ({'; '.join(which)})" if which else ""
+    who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause)
+    longer = f"; calls take at least {ms(loss.longer_ns)} longer than the shortest of their like" * (loss.longer_ns > 0)
+    words = why.words if loss.usual else ""
+    return f"{loss.before}{ms(loss.ns)} of {loss.step} are exposed communication{of_ops}{words}{longer}{who}"
+
+
+def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:
+    """Return the end of a title that names stragglers, after the waiting for late ranks where `cause` is another."""
+    if not late:
+        return ""
+    who = sorted(each.rank for each in late)
+    first = max(late, key=lambda each: each.blame_ns)
+    why = f" ({first.held_by.replace('_', ' ')})" if len(late) == 1 and first.held_by != "unknown" else ""
+    are = f"{rank_list(who)} {'is a straggler' if len(who) == 1 else 'are stragglers'}{why}"
+    waits = cause == OF_LATE_RANKS or cause in WAITS_FOR_LATE_RANK
+    said = f", {ms(late_ns)} waiting for late ranks" if late_ns and not waits else ""
+    return f"{said}; {are}"
+
+
+def _of_two(given: RuleInput, cause: str) -> str:
+    """Return which of the two ranks of a job waits for the other, to follow a cause of waiting; empty where both do."""
+    waits = waits_for_late_ranks(given.analysis.ranks)
+    known = given.is_whole and all(each.whole.causes for each in given.analysis.ranks)
+    if cause not in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS) or len(waits) != 2 or not known:
+        return ""
+    (late, least), (waiting, most) = sorted(waits.items(), key=lambda each: each[1])
+    return f" (rank {waiting} waits for rank {late})" if least < ONE_WAITS * most else ""

@@ -1,0 +1,129 @@
+"""Which cause of exposed communication is named, with the next one, and what else may be behind it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS
+from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.analysis.common.cause_table import (
+    LATE_RANKS,
+    MAY_BE_WAITING,
+    TRANSFER,
+    TRANSFERS,
+    WAITS_FOR_LATE_RANK,
+    cause_label,
+)
+from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.job_step.headline import few_communicate
+from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
+from overlapscope.display import percent_text
+
+BEGUN_APART: Final = "start_of_recording"
+LITTLE: Final = 0.1
+"""Where at most this share of a step is exposed communication, compute decides how long it takes."""
+SECOND: Final = 0.5
+"""From this share of the largest cause on the next one is named, too. A choice: less is another question."""
+
+
+class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause of most of the exposed time."""
+
+    cause: str
+    second: str | None
+    """The next cause, where it is not far less."""
+    words: str
+    """Both with their times, to follow a title; with what else may be behind the first."""
+    waits_ns: int
+    """Waiting for late ranks in a step."""
+
+
+def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool) -> NamedCause:
+    """Return the cause to name of `exposed` ns a step; of two only the first, where stragglers are named beside it."""
+    causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
+    every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
+    if few_communicate(given.analysis.headline) is not None:
+        every = causes_of_all_steps(given.analysis)
+        causes = {each: round(ns * exposed / every.total()) for each, ns in every.items()}
+    cause, ns, label = _largest(given, causes)
+    over_all, sums_ns, its_label = _largest(given, every)
+    of_it = f"{ms(ns)} of it"
+    if every and its_label != label:
+        cause, label = over_all, its_label
+        outliers = usual_causes(given.analysis) != causes_of_all_steps(given.analysis)
+        steps = "all steps but outliers" if outliers else "all steps"
+        of_it = f"over {steps} {percent_text(sums_ns / every.total())} of it"
+        second = None
+    else:
+        second = _second(given, causes, cause, ns, label)
+    if has_stragglers and second is not None and second[0] in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS):
+        second = None  # the stragglers, and how long others wait for them, are named
+    next_to_it = f"; {ms(second[1])}: {second[2]}" if second else ""
+    return NamedCause(
+        cause=cause,
+        second=second[0] if second else None,
+        words=f", {of_it}: {label}{next_to_it}{_beside(given.analysis, cause)}{_mostly_compute(given, exposed)}",
+        waits_ns=sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK),
+    )
+
+
+def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str]:
+    """Return the cause of most of the exposed time, how much that is, and its label.
+
+    What late ranks did longer divides one wait, and for what a transfer was waited divides it: either may be more in
+    sum.
+    """
+    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", given.figures.exposed_comm_ns or 0))
+    late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
+    split = given.figures.exposed_wait_ns is not None and late_ns > 0
+    sent_ns = sum(causes.get(each, 0) for each in TRANSFERS) if split else 0
+    # One cause that is more than waiting says more than the sum.
+    if sent_ns > late_ns and sent_ns > ns and not (cause in TRANSFERS and ns > late_ns):
+        return max(TRANSFERS, key=lambda each: causes.get(each, 0)), sent_ns, TRANSFER
+    if late_ns >= sent_ns and late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
+        return OF_LATE_RANKS, late_ns, LATE_RANKS
+    label = cause_label(cause, on_cpu=not given.run_has_device)
+    unsplit = given.figures.exposed_wait_ns is None and has_others(given.analysis)
+    if cause in MAY_BE_WAITING and unsplit:
+        return "unknown", ns, f"{label}, waiting for other ranks included"
+    return cause, ns, label
+
+
+def _second(
+    given: RuleInput, causes: Mapping[str, int], cause: str, ns: int, label: str
+) -> tuple[str, int, str] | None:
+    """Return the next cause after the largest, as `_largest` does; None where it is far less."""
+    parts = {OF_LATE_RANKS: WAITS_FOR_LATE_RANK}.get(cause, TRANSFERS if label == TRANSFER else ())
+    largest = {max(causes, key=lambda each: causes[each], default=cause), cause, *parts}
+    rest = {each: of_it for each, of_it in causes.items() if each not in largest}
+    found = _largest(given, rest) if rest else None
+    return found if found is not None and found[1] >= SECOND * ns and given.is_worth(found[1]) else None
+
+
+def _beside(analysis: Analysis, cause: str) -> str:
+    """Return who may delay transfers, or that cores may be short, to be said beside a cause."""
+    still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
+    if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
+        return f" (perhaps as {rank_list(still)} stood still in calls, too)"
+    pausing = next((each.evidence["ranks"] for each in analysis.findings if each.id == "host_pauses"), ())
+    if pausing and cause in ("unknown", "peer_host", OF_LATE_RANKS):
+        one = len(pausing) == 1
+        return f" (some of it perhaps as the host{'' if one else 's'} of {rank_list(pausing)} pause{'s' * one})"
+    if cause == "slow_transfer" and lack_cores(analysis.findings):
+        return " (perhaps as threads that transfer lack cores, too)"
+    return _for_cores(analysis)
+
+
+def _mostly_compute(given: RuleInput, exposed: int) -> str:
+    """Return that nearly all of the step is compute, where communication takes little of it."""
+    compute = (given.figures.compute_only_ns or 0) + (given.figures.overlapped_ns or 0)
+    if exposed > LITTLE * given.step_ns or compute < (1 - 2 * LITTLE) * given.step_ns:
+        return ""
+    return f"; {percent_text(compute / given.step_ns, 0)} of the {given.per} is compute"
+
+
+def _for_cores(analysis: Analysis) -> str:
+    return " (some of it perhaps for lack of cores)" if lack_cores(analysis.findings) else ""

@@ -1,0 +1,146 @@
+"""What to do where a rank's own calls are exposed: as far as it is not done already, and helps."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.advice.last_bucket import last_is_one_gradient
+from overlapscope.advice.losses.exposed_calls import (
+    REDUCE,
+    average_parameters,
+    backward_waits_ns,
+    go_beside_backward,
+    link_is_full,
+    one_bandwidth_gbs,
+)
+from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.errors import InputError
+from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.whatif.parallelism import shows_ddp
+
+OTHER_WORK: Final = (
+    "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the tensor at a "
+    "time), or fewer bytes"
+)
+OF_OWN_CALLS: Final = {
+    "dependency": f"{OTHER_WORK}; gradients: begin their calls during backward, in buckets",
+    "tail": "# nothing but the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next "
+    "forward; a call after the optimizer: is it needed in each step?",
+    "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
+}
+"""By cause, where nothing more is known of the calls."""
+AVERAGES: Final = (
+    "# calls follow the optimizer in some steps alone: average parameters more rarely, in 16 bits, or beside the next "
+    "steps"
+)
+"""What to do about local SGD, which sends no gradients."""
+BESIDE_BACKWARD: Final = {
+    "dependency": f"{OTHER_WORK}; gradients go beside backward already",
+    "tail": "# nothing but the optimizer follows, and gradients go beside backward already: {rest}",
+}
+"""What to do where reductions begin in backward, beside compute."""
+OF_OTHERS: Final = {
+    "dependency": OTHER_WORK,
+    "tail": "# nothing but the optimizer follows the last gradients: fewer bytes",
+}
+"""What to do where gradients are no matter: with FSDP, or where other calls are exposed."""
+GATHER: Final = ", or gather beside the next forward"
+LINK_IS_FULL: Final = (
+    "# calls of one kind run directly one after the other: no other order helps; fewer bytes (16 bits; gradients: "
+    "accumulation), or a faster link"
+)
+ONE_BANDWIDTH: Final = (
+    "# transfer takes longer than compute, at {gbs:.3g} GB/s on the bus whatever the size: fewer bytes a step "
+    "(gradient accumulation, a larger local batch, 16 bits), or a faster link"
+)
+WAITS_FOR_EACH: Final = (
+    "# calls begin in backward, but compute waits for each: wait once, before the optimizer (async_op=True, a stream "
+    "of their own; DeepSpeed: overlap_comm=true); that saves at most {most}"
+)
+OF_HOROVOD: Final = (
+    "# gradients go beside backward already; what remains is the last group, after it: fewer bytes "
+    "(compression=hvd.Compression.fp16), or the gradient that is ready last earlier"
+)
+SIXTEEN_BITS, WIDEST = 2, 8
+"""Bytes of an element; where its type is not known the most."""
+IN_BUCKETS: Final = "# gradients go in buckets beside backward already: "
+REPLAY_CAPS: Final = "overlapscope whatif RUN replays other caps"
+LAST_BUCKET: Final = "fewer bytes (16 bits), or perhaps a smaller last bucket"
+ONE_GRADIENT: Final = "fewer bytes (16 bits); most of the last bucket is one gradient, which no cap makes smaller"
+ON_CORES: Final = "; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
+"""What to do about a late rest of gradients that are overlapped."""
+
+
+def of_own_calls(given: RuleInput, cause: str) -> str:
+    """Return what to do where the rank's own calls take long, by one of the causes of `OF_OWN_CALLS`."""
+    if average_parameters(given):
+        return AVERAGES
+    narrow = _in_sixteen_bits(given)
+    if cause == "queued" and link_is_full(given):
+        return _without_bits(LINK_IS_FULL, narrow=narrow)
+    gbs, waits_ns = one_bandwidth_gbs(given), backward_waits_ns(given) if cause == "dependency" else 0.0
+    lines = [] if gbs is None else [_without_bits(ONE_BANDWIDTH, narrow=narrow).format(gbs=gbs)]
+    if given.is_worth(waits_ns):
+        return "\n".join([*lines, WAITS_FOR_EACH.format(most=ms(waits_ns))])
+    return "\n".join([*lines, _without_bits(of_gradients(given, cause), narrow=narrow)])
+
+
+def _without_bits(text: str, *, narrow: bool) -> str:
+    """Return advice without that of 16 bits, where these are sent already."""
+    return _without(text, ("16 bits; ", ", 16 bits", " (16 bits)")) if narrow else text
+
+
+def _without(text: str, parts: Sequence[str]) -> str:
+    for part in parts:
+        text = text.replace(part, "")
+    return text
+
+
+def _in_sixteen_bits(given: RuleInput) -> bool:
+    """Return whether most of the exposed time is of calls of 16 bits, or fewer."""
+    rows = given.analysis.collectives
+    narrow = [row for row in rows if ITEM_BYTES.get(row.dtype or "", WIDEST) <= SIXTEEN_BITS]
+    return given.exposed_ns(narrow) > given.exposed_ns(rows) / 2
+
+
+def of_gradients(given: RuleInput, cause: str) -> str:
+    """Return what to do about calls of gradients, as far as these go beside backward already, or else of any calls."""
+    if cause not in BESIDE_BACKWARD:
+        return OF_OWN_CALLS[cause]
+    # FSDP reduces each group of parameters in backward.
+    if "fsdp2" in given.job.frameworks or (cause == "dependency" and not _mostly_reduces(given)):
+        return OF_OTHERS[cause]
+    in_buckets = shows_ddp(given.run) and bool(given.figures.overlapped_ns)
+    if cause == "dependency" and in_buckets:
+        return f"{IN_BUCKETS}{_rest(given)}{'' if given.run_has_device else ON_CORES}"
+    if not in_buckets and not go_beside_backward(given):
+        return OF_OWN_CALLS[cause]
+    if "horovod" in given.job.frameworks:
+        return OF_HOROVOD
+    gathers = any(row.op == "all_gather" for row in given.analysis.collectives)
+    return BESIDE_BACKWARD[cause].format(rest=_rest(given) + GATHER * gathers)
+
+
+def _mostly_reduces(given: RuleInput) -> bool:
+    """Return whether most of the exposed time is of reductions, as of gradients."""
+    rows = given.analysis.collectives
+    return 2 * given.exposed_ns(row for row in rows if row.op in REDUCE) >= given.exposed_ns(rows)
+
+
+def _rest(given: RuleInput) -> str:
+    """Return what to do about the last bucket of gradients of which the others go beside backward."""
+    if last_is_one_gradient(given):
+        return ONE_GRADIENT
+    return REPLAY_CAPS if _replays_buckets(given) else LAST_BUCKET
+
+
+def _replays_buckets(given: RuleInput) -> bool:
+    """Return whether a replay can say what other caps would gain: buckets were recorded, and waiting is known."""
+    if given.figures.exposed_wait_ns is None:
+        return False
+    from overlapscope.whatif.ddp.recorded_steps import recorded_steps  # noqa: PLC0415 - few runs need it
+
+    try:
+        recorded_steps(given.run, given.cross_rank)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""A smaller last bucket is not advised where most of it is one gradient, which no cap makes smaller."""
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.last_bucket import last_is_one_gradient
+from overlapscope.advice.losses.exposed_remedies import instead
+from overlapscope.advice.losses.own_calls import LAST_BUCKET, ONE_GRADIENT
+from tests.support.step_cases import Item, Kernel, Range, Ready, Sent, made
+from tests.unit.advice.test_exposed_calls import MIB, looked_at
+
+DDP = Range(name="DistributedDataParallel.forward", start=0, end=50)
+
+
+def step_of(*sizes_mib: float) -> list[Item]:
+    """Return a step that sends buckets of these sizes, the last after all compute."""
+    *beside, last = [int(each * MIB) for each in sizes_mib]
+    return [
+        DDP,
+        Kernel(start=0, end=600),
+        *(
+            Sent(start=300 + 50 * at, end=340 + 50 * at, phase="backward", size_bytes=each)
+            for at, each in enumerate(beside)
+        ),
+        Sent(start=601, end=950, launch=590, phase="backward", size_bytes=last),
+        Kernel(start=960, end=990),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "one"),
+    [
+        pytest.param((1, 25, 27, 60), True, id="twice a usual bucket: what closed it is larger than the rest of it"),
+        pytest.param((1, 25, 27, 53), False, id="less than twice"),
+        pytest.param((1, 25, 26, 10), False, id="a rest"),
+        pytest.param((25, 1, 60), False, id="too few buckets to know the cap"),
+        pytest.param((1, 25, 0.1, 0.1, 0.1, 30), False, id="small calls are no buckets"),
+    ],
+)  # fmt: skip
+def test_without_sizes_of_gradients_those_of_buckets_say_it(sizes: tuple[float, ...], *, one: bool) -> None:
+    assert last_is_one_gradient(looked_at(made(lambda _: step_of(*sizes)))) == one
+
+
+@pytest.mark.parametrize(("elements", "one"), [((100, 900), True), ((500, 500), False)])
+def test_sizes_of_gradients_say_it(elements: tuple[int, int], *, one: bool) -> None:
+    gradients = [
+        Ready(name=f"g{at}", elements=each * MIB // 1000, at=300 + 10 * at) for at, each in enumerate(elements)
+    ]
+    sent = sum(each.elements for each in gradients)
+    call = Sent(start=601, end=950, launch=590, phase="backward", size_bytes=4 * sent, elements=sent)
+    run = made(lambda _: [Kernel(start=0, end=600), *gradients, call, Kernel(start=960, end=990)])
+    assert last_is_one_gradient(looked_at(run)) == one
+
+
+def test_sizes_of_gradients_that_make_no_bucket_say_nothing() -> None:
+    """As those of two models, or with some that are not recorded."""
+    given = looked_at(made(lambda _: [Ready(name="g", elements=7, at=300), *step_of(1, 25, 27, 60)]))
+    assert not last_is_one_gradient(given)
+
+
+@pytest.mark.parametrize("cause", ["dependency", "tail"])
+@pytest.mark.parametrize(("sizes", "said"), [((1, 25, 27, 60), ONE_GRADIENT), ((1, 25, 27, 10), LAST_BUCKET)])
+def test_a_smaller_last_bucket_is_not_advised_there(cause: str, sizes: tuple[float, ...], said: str) -> None:
+    given = looked_at(made(lambda _: step_of(*sizes)))
+    given = replace(given, figures=replace(given.figures, exposed_wait_ns=None))
+    assert instead(given, cause).splitlines()[-1].endswith(f"already: {said}")
