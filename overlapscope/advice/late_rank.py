@@ -1,7 +1,7 @@
 """Rule: waiting for late ranks dominates, which no setting of communication shortens."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -11,7 +11,7 @@ from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
-from overlapscope.analysis.stragglers.stragglers import REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
+from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
 from overlapscope.timeline.dimensions import PIPELINE
 
@@ -32,6 +32,10 @@ LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
 
 LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "host": {"python": "py-spy record --pid PID --duration 30 --output host.svg  # what its host does meanwhile"},
+    "copies": {
+        "torch": "batch.to(device, non_blocking=True)  # from pinned memory, ahead; .cpu(), .clone() less often",
+        "linux": "nvidia-smi topo -m; numactl --show  # is its memory as near, its PCIe link as wide?",
+    },
     "data_loading": {"torch": "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"},
     "garbage_collector": {"python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at once"},
     "allocator": {"environment": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
@@ -72,6 +76,21 @@ class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
     left_out: int | None = None
     """The step."""
 
+    @classmethod
+    def of(cls, analysis: Analysis) -> Self:
+        """Return what is judged, of the whole recording."""
+        ranks = analysis.skew.ranks
+        communicates = any(each.whole.comm_ns for each in analysis.ranks)
+        return cls(
+            collective_ns=sum(each.collective_ns for each in ranks),
+            wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
+            window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
+            idle_ns=sum(each.idle_ns or 0 for each in ranks),
+            exposed_wait_ns=_waits_ns([each.whole for each in analysis.ranks]) if communicates else None,
+            blame_ns={each.rank: each.blame_ns for each in ranks},
+            on_device=analysis.run.has_device,
+        )
+
     def dominates(self) -> bool:
         """Return whether wait time is at least half of the time in collectives."""
         return self.wait_ns >= DOMINATES * self.collective_ns > 0
@@ -96,45 +115,42 @@ def late_rank(
     waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which
     rank computed longer in each, if that explains them.
     """
-    ranks, held = analysis.skew.ranks, analysis.skew.stragglers
-    found = _Waiting(
-        collective_ns=sum(each.collective_ns for each in ranks),
-        wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
-        window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
-        idle_ns=sum(each.idle_ns or 0 for each in ranks),
-        exposed_wait_ns=_waits_ns([each.whole for each in analysis.ranks])
-        if any(each.whole.comm_ns for each in analysis.ranks)
-        else None,
-        blame_ns={each.rank: each.blame_ns for each in ranks},
-        on_device=analysis.run.has_device,
-    )
-    straggler = max(held, key=lambda each: each.blame_ns, default=None)
-    worth = straggler is not None and straggler.removal_ns is not None
+    found = _Waiting.of(analysis)
+    straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
     if straggler is None and found.dominates() and found.weighs():
         found = _without_one_event(found, by_step(), analysis)
     if straggler is None and any(row.dimension == PIPELINE for row in analysis.collectives):
         return None  # stages come to their common calls one after the other, by the schedule
     # A straggler weighs by its delays, which count uneven exchanges, too.
     matters = found.dominates() and (straggler or found.weighs())
-    if not found.collective_ns or not (worth or matters):
+    if not found.collective_ns or not (matters or (straggler and straggler.removal_ns is not None)):
         return None
-    head = analysis.headline
-    window_of: Literal["step", "recording"] = "recording" if head.window == "recording" else "step"
-    steps = max(head.steps, 1) if window_of == "step" else 1
     if found.left_out is None:
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
+    in_turn = slower() if straggler is None and _window(analysis) == "step" else None
+    return _recommended(analysis, found, straggler, in_turn)
+
+
+def _window(analysis: Analysis) -> Literal["step", "recording"]:
+    return "recording" if analysis.headline.window == "recording" else "step"
+
+
+def _recommended(
+    analysis: Analysis, found: _Waiting, straggler: Straggler | None, in_turn: SlowerInTurn | None
+) -> Recommendation:
+    head = analysis.headline
+    steps = max(head.steps, 1) if _window(analysis) == "step" else 1
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
-    replayed, per = _removal(straggler, window_of)
-    low_ns, high_ns = (None, None) if replayed is None else replayed[1:]
-    in_turn = slower() if straggler is None and window_of == "step" else None
+    replayed, per = _removal(straggler, _window(analysis))
+    gain_ns, low_ns, high_ns = replayed or (None, None, None)
     return Recommendation(
         id="late_rank",
         title=_title(straggler, rank, found, analysis, in_turn),
         verdict="look",
-        predicted_gain_ns=None if replayed is None else replayed[0],
+        predicted_gain_ns=gain_ns,
         gain_low_ns=low_ns if in_turn is None else 0,
         gain_high_ns=high_ns if in_turn is None else round(in_turn.at_most_ns),
-        confidence="mixed" if worth or in_turn else "measured",
+        confidence="mixed" if replayed or in_turn else "measured",
         memory_bytes=None,
         changes_numerics=False,
         apply=_look(straggler, rank, found, analysis, in_turn),
@@ -151,25 +167,32 @@ def late_rank(
             "removal_ns": straggler.removal_ns if straggler else None,
         },
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
-        assumed=["that a straggler's own work may take what its peers' takes: a replay, with each of several peers"]
-        if worth
-        else [NO_LONGER]
-        if in_turn
-        else [],
+        assumed=_assumed(straggler, per) if replayed else [NO_LONGER] if in_turn else [],
     )
+
+
+def _assumed(straggler: Straggler | None, per: str) -> list[str]:
+    """Return what a gain by replay assumes."""
+    own = "that a straggler's own work may take what its peers' takes: a replay, with each of several peers"
+    since = per == "step" and straggler is not None and REMOVAL_SINCE in straggler.evidence
+    further = f"that steps go on as they are{straggler.since}" if straggler is not None else ""
+    return [own, further] if since else [own]
 
 
 def _removal(
     straggler: Straggler | None, window: Literal["step", "recording"]
 ) -> tuple[tuple[int, int, int] | None, Literal["step", "recording"]]:
     """Return what removing a straggler's excess gains, with its range over peers, in ns, and per what: a step where
-    steps are known; None where no replay says it."""
+    steps are known; None where no replay says it.
+
+    Where its device became slower in the recording, that is of the steps since; the range holds the mean of all, too.
+    """
     if straggler is None or straggler.removal_ns is None:
         return None, window
     of_step = straggler.evidence.get(REMOVAL_STEP)
     if window == "step" and of_step:
-        middle, low, high = of_step
-        return (middle, low, high), "step"
+        middle, low, high = straggler.evidence.get(REMOVAL_SINCE, of_step)
+        return (middle, min(low, of_step[1]), max(high, of_step[2])), "step"
     low, high = straggler.removal_low_ns or 0, straggler.removal_high_ns or 0
     return (straggler.removal_ns, low, high), "recording"
 

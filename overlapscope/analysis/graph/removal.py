@@ -74,6 +74,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     high_ns: int
     a_step: "Removal | None" = None
     """The same of a step, the mean over those that all ranks recorded completely; None where that is not asked."""
+    since: "Removal | None" = None
+    """The same of a step, of those alone since which the rank's device is slower; None where it always was."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,11 +198,13 @@ def removal(
 
 
 def of_a_step(
-    whole: RunGraph, timelines: Mapping[int, RankTimeline], ranks: Sequence[int], programs: Mapping[int, object]
-) -> Removal | None:
-    """Return what the ranks are worth together in the mean of the steps that all ranks recorded completely; None where
-    there is no such step, or no other rank ran the program of one of them."""
-    runs = step_runs(job_bounds(whole.graph, timelines))
+    whole: RunGraph, timelines: Mapping[int, RankTimeline], ranks: Sequence[int], programs: Mapping[int, object],
+    since: int | None = None,
+) -> Removal | None:  # fmt: skip
+    """Return what the ranks are worth together in the mean of the steps that all ranks recorded completely, or of those
+    from the step `since` on; None where there is no such step, or no other rank ran the program of one of them."""
+    steps = job_bounds(whole.graph, timelines)
+    runs = step_runs([each for each in steps if since is None or (each.step is not None and each.step >= since)])
     count = sum(steps for _, steps in runs)
     windows = tuple(window for window, _ in runs)
     found = removal([Replayed(graph=whole.graph, windows=windows)], ranks, programs) if count else None

@@ -1,11 +1,13 @@
 """Estimate how much longer compute takes beside communication: the same launch beside it and free of it.
 
 The same launch is the n-th of its name, grid and stream in each step: steps differ a little in when communication
-runs. In a recording of fewer than `FEWEST_STEPS` steps, launches of one name, grid and stream stand for each other, as
-those of repeated layers do, if they last alike and take turns beside communication and free of it.
+runs. Where that is not enough, as in fewer than `FEWEST_STEPS` steps or in steps that overlap alike, launches of one
+name, grid and stream stand for each other, as those of repeated layers do, if they last alike and take turns beside
+communication and free of it in each step.
 
 Kernels of different duration suffer differently, and short ones are compared more often than their share of the time:
-each class of duration has its own factor, weighted by the compute time that the class has beside communication.
+each class of duration has its own factor, weighted by the compute time that the class has beside communication. What
+runs beside one transfer is slowed together: intervals follow how transfers differ, too.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,10 @@ FEWEST_REPLICATES: Final = 3
 FEWEST_PACED: Final = 20
 """Fewer launches that are free in all steps do not show how fast a step was."""
 ALIKE: Final = 0.2
-"""Replicates of one launch differ by at most this share of their median."""
+"""Replicates of one launch, but for an `OUTLIERS`th at each end, differ by at most this share of their median."""
+OUTLIERS: Final = 20
+TURNS: Final = 2
+"""Replicates change between beside and free so many times a step: backward is not compared with forward."""
 DRAWS: Final = 500
 MOST_BLOCKS: Final = 200
 """The bootstrap draws blocks of launches where there are more launches than that."""
@@ -123,57 +128,86 @@ def interference(spans: Spans, communication: Intervals | None = None, *, has_ke
     totals = np.array([(each.ends - each.starts).sum() for each in beside], np.float64)
     if not totals.sum():
         return _unknown("not_beside")
-    found = _compared(spans, rows, lasted, communication)
+    launches = _launches_of(spans, rows, lasted, communication)
+    reasons: list[NoInterference] = []
+    if launches.steps >= FEWEST_STEPS:
+        found = _estimate(_same_launches(launches), beside, totals)
+        if not isinstance(found, str):
+            return found
+        reasons.append(found)
+    found = _estimate(_like_launches(launches), beside, totals)
+    if not isinstance(found, str):
+        return found
+    return _unknown("too_few" if "too_few" in (*reasons, found) else found)
+
+
+def _estimate(found: "_Compared", beside: Sequence[Intervals], totals: Floats) -> Estimate | NoInterference:
+    """Return the estimate from what was compared, or the reason why that is not enough.
+
+    `beside` is compute beside communication by class of duration, `totals` how long that is.
+    """
     if not found.free_ns.size:
-        return _unknown("never_both")
-    kind = np.searchsorted(EDGES_NS, found.free_ns / found.beside_count, "right") - 1
-    edges = _edges(np.bincount(kind, minlength=len(EDGES_NS)))
+        return "never_both"
+    kind = np.searchsorted(EDGES_NS, found.free_ns, "right") - 1
+    first = np.flatnonzero(np.diff(found.launch, prepend=-1))
+    edges = _edges(np.bincount(kind[first], minlength=len(EDGES_NS)))
     numbers = np.searchsorted(edges, EDGES_NS, "right") - 1
-    slower, free = _sums(numbers[kind], found, len(edges))
-    launches = np.bincount(numbers[kind], minlength=len(edges))
+    kind = numbers[kind]
+    slower, free = (_totals(kind, each, len(edges)) for each in (found.beside_ns, found.free_ns))
+    launches = np.bincount(kind[first], minlength=len(edges))
     totals = _totals(numbers, totals, len(edges))
-    known = np.flatnonzero((launches >= FEWEST_LAUNCHES) & (slower.sum(axis=0) >= LEAST_COMPARED * totals))
+    known = np.flatnonzero((launches >= FEWEST_LAUNCHES) & (slower >= LEAST_COMPARED * totals))
     if totals[known].sum() < LEAST_KNOWN * totals.sum():
-        return _unknown("too_few")
-    return _estimate(
-        edges, known, slower[:, known], free[:, known], launches[known],
-        [union(*[beside[at] for at in np.flatnonzero(numbers == each)]) for each in known.tolist()],
-    )  # fmt: skip
-
-
-def _estimate(
-    edges: Sequence[int], known: Ints, slower: Floats, free: Floats, launches: Ints, beside: Sequence[Intervals]
-) -> Estimate:
-    """Return the estimate from the classes with a factor: numbers `known` of the classes that begin at `edges`."""
-    times = slower.sum(axis=0) / free.sum(axis=0)
-    drawn = _drawn(slower, free, times, launches)
-    totals = np.array([(each.ends - each.starts).sum() for each in beside], np.float64)
-    lost, lost_drawn, weights = 1 - 1 / times, 1 - 1 / drawn, totals / totals.sum()
-    value, low, high = (1 / (1 - each) for each in _interval(lost_drawn @ weights, float(lost @ weights)))
+        return "too_few"
+    merged = [union(*[beside[at] for at in np.flatnonzero(numbers == each).tolist()]) for each in known.tolist()]
+    times, drawn = slower[known] / free[known], _drawn(found, kind, len(edges))[:, known]
     classes = []
     for place, at in enumerate(known.tolist()):
         mean, least, most = _interval(drawn[:, place], float(times[place]))
-        until_ns = edges[at + 1] if at + 1 < len(edges) else None
         classes.append(
             DurationClass(
-                from_ns=edges[at], until_ns=until_ns, times=mean, low=least, high=most, launches=int(launches[place]),
-                beside_ns=round(totals[place]),
+                from_ns=edges[at], until_ns=edges[at + 1] if at + 1 < len(edges) else None, times=mean, low=least,
+                high=most, launches=int(launches[at]), beside_ns=round(totals[at]),
             )
         )  # fmt: skip
-    compared = min(float(slower.sum() / totals.sum()), 1.0)
-    return Estimate(
-        value=Interference(times=value, low=low, high=high, launches=int(launches.sum()), compared_share=compared,
-                           classes=classes),
-        lost=lost, drawn=lost_drawn, beside=beside,
+    lost, lost_drawn, weights = 1 - 1 / times, 1 - 1 / drawn, totals[known] / totals[known].sum()
+    mean, least, most = (1 / (1 - each) for each in _interval(lost_drawn @ weights, float(lost @ weights)))
+    share = min(float(slower[known].sum() / totals[known].sum()), 1.0)
+    value = Interference(
+        times=mean, low=least, high=most, launches=int(launches[known].sum()), compared_share=share,
+        classes=classes,
     )  # fmt: skip
+    return Estimate(value=value, lost=lost, drawn=lost_drawn, beside=merged)
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """For each compared launch: times beside communication, and as many times its mean time free of it."""
+    """The compared executions of launches beside communication, sorted by launch."""
 
     beside_ns: Floats
     free_ns: Floats
-    beside_count: Ints
+    """The mean time of the same launch, or of those that stand for it, free of communication."""
+    launch: Ints
+    transfer: Ints
+    """Number of the stretch of communication that each ran beside."""
+    spread: Floats
+    """By how much of their mean those that stand for each other differ, free of communication (standard deviation); 0
+    of the same launch."""
+
+
+class _Launches(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Every kernel of a device that was recorded."""
+
+    kernel: Ints
+    """Number of its name, grid and stream."""
+    step: Ints
+    launched_ns: Ints
+    taken_ns: Floats
+    free: Flags
+    """Free of communication, and no other compute beside it."""
+    beside: Flags
+    transfer: Ints
+    """The last stretch of communication that had begun when it ended."""
+    steps: int
 
 
 def _unknown(reason: NoInterference) -> Estimate:
@@ -206,35 +240,55 @@ def _edges(launches: Ints) -> list[int]:
     return edges[::-1]
 
 
-def _compared(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals) -> _Compared:
-    """Return the launches that ran both beside communication and free of it, with no other compute beside them."""
-    share = BusyTime(communication).within(spans.start_ns[rows], spans.end_ns[rows]) / lasted
-    # Codes of names differ in a run directory: the order of the launches must not.
-    launched = np.where(spans.launch_ns[rows] == NONE, spans.start_ns[rows], spans.launch_ns[rows])
-    kernel = factorize_rows([spans.name[rows], spans.blocks[rows], spans.lane[rows]])[0]
-    steps = values_in(spans.step[rows][spans.step[rows] != NONE]).size
-    if steps >= FEWEST_STEPS:
-        chosen, launch = _launches(kernel, spans.step[rows], launched)
-    else:
-        chosen, launch = sort_order(kernel, launched), None
-    alone = _alone(spans.start_ns[rows], spans.end_ns[rows])
-    free, beside = (alone & (share < FREE))[chosen], (alone & (share > BESIDE))[chosen]
-    group = _numbers(kernel[chosen], *(() if launch is None else (launch,)))
-    taken = lasted[chosen].astype(np.float64)
-    number = int(group[-1]) + 1 if group.size else 0
-    free_count, beside_count = np.bincount(group, free, number), np.bincount(group, beside, number)
-    both = (free_count > 0) & (beside_count > 0)
-    if launch is None:
-        both &= _replicates(group, taken, free, beside, number)
-    else:
-        taken /= _pace(spans.step[rows][chosen], group, taken, free_count == np.bincount(group, minlength=number))
-    # Weighted by how often each ran beside communication.
-    weight = beside_count[both]
-    return _Compared(
-        beside_ns=_totals(group, taken * beside, number)[both],
-        free_ns=_totals(group, taken * free, number)[both] / free_count[both] * weight,
-        beside_count=weight,
+def _launches_of(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals) -> _Launches:
+    start, end, step = spans.start_ns[rows], spans.end_ns[rows], spans.step[rows]
+    share, alone = BusyTime(communication).within(start, end) / lasted, _alone(start, end)
+    return _Launches(
+        # Codes of names differ in a run directory: the order of the launches must not.
+        kernel=factorize_rows([spans.name[rows], spans.blocks[rows], spans.lane[rows]])[0],
+        step=step,
+        launched_ns=np.where(spans.launch_ns[rows] == NONE, start, spans.launch_ns[rows]),
+        taken_ns=lasted.astype(np.float64),
+        free=alone & (share < FREE),
+        beside=alone & (share > BESIDE),
+        transfer=np.searchsorted(communication.starts, end) - 1,
+        steps=values_in(step[step != NONE]).size,
     )
+
+
+def _same_launches(every: _Launches) -> _Compared:
+    """Return the launches that ran beside communication in some steps and free of it in others."""
+    chosen, place = _by_place(every.kernel, every.step, every.launched_ns)
+    group = _numbers(every.kernel[chosen], place)
+    free, beside, taken = every.free[chosen], every.beside[chosen], every.taken_ns[chosen]
+    free_count, number = np.bincount(group, free), int(group[-1]) + 1 if group.size else 0
+    taken = taken / _pace(every.step[chosen], group, taken, free_count == np.bincount(group))
+    both = (free_count > 0) & (np.bincount(group, beside) > 0)
+    return _compared(every, chosen, group, taken, both, np.zeros(number))
+
+
+def _like_launches(every: _Launches) -> _Compared:
+    """Return the launches of one kernel that stand for each other: they last alike, free and beside, and take turns."""
+    chosen = sort_order(every.kernel, every.launched_ns)
+    group, taken, free = every.kernel[chosen], every.taken_ns[chosen], every.free[chosen]
+    number = int(group.max(initial=-1)) + 1
+    count = np.maximum(np.bincount(group, free, number), 1)
+    mean = np.bincount(group, taken * free, number) / count
+    spread = np.sqrt(np.bincount(group, (taken - mean[group]) ** 2 * free, number) / count) / np.maximum(mean, 1)
+    good = _replicates(group, every.step[chosen], taken, free, every.beside[chosen], number)
+    return _compared(every, chosen, group, taken, good, spread)
+
+
+def _compared(every: _Launches, chosen: Ints, group: Ints, taken: Floats, good: Flags, spread: Floats) -> _Compared:
+    """Return what is compared of chosen rows: those of good groups, which hold launches of both kinds."""
+    free = every.free[chosen]
+    free_ns = np.bincount(group, taken * free, good.size) / np.maximum(np.bincount(group, free, good.size), 1)
+    rows = np.flatnonzero(every.beside[chosen] & good[group])
+    own = group[rows]
+    return _Compared(
+        beside_ns=taken[rows], free_ns=free_ns[own], launch=own, transfer=every.transfer[chosen[rows]],
+        spread=spread[own],
+    )  # fmt: skip
 
 
 def _pace(step: Ints, group: Ints, taken: Floats, always_free: Flags) -> Floats:
@@ -255,7 +309,7 @@ def _pace(step: Ints, group: Ints, taken: Floats, always_free: Flags) -> Floats:
     return found
 
 
-def _launches(kernel: Ints, step: Ints, launched: Ints) -> tuple[Ints, Ints]:
+def _by_place(kernel: Ints, step: Ints, launched: Ints) -> tuple[Ints, Ints]:
     """Sort rows by kernel, place in the step, and step; return them with that place.
 
     For each kernel, steps in which it was launched another number of times than in most are left out: they did other
@@ -302,7 +356,7 @@ def _alone(start_ns: Ints, end_ns: Ints) -> Flags:
     return found
 
 
-def _replicates(group: Ints, taken: Floats, free: Flags, beside: Flags, number: int) -> Flags:
+def _replicates(group: Ints, step: Ints, taken: Floats, free: Flags, beside: Flags, number: int) -> Flags:
     """Return the groups whose launches do the same work: they last alike, free and beside, and take turns."""
     good = np.ones(number, np.bool_)
     for chosen in (free, beside):
@@ -312,21 +366,15 @@ def _replicates(group: Ints, taken: Floats, free: Flags, beside: Flags, number: 
         first = np.cumsum(count) - count
         there = count >= FEWEST_REPLICATES
         good &= there
-        low, high, middle = (taken[at][(first + each)[there]] for each in (np.zeros_like(count), count - 1, count // 2))
+        ends = (count // OUTLIERS, count - 1 - count // OUTLIERS, count // 2)
+        low, high, middle = (taken[at][(first + each)[there]] for each in ends)
         good[there] &= high - low <= ALIKE * middle
     rows = np.flatnonzero(free | beside)
-    turns = (group[rows][1:] == group[rows][:-1]) & (free[rows][1:] != free[rows][:-1])
-    return good & (np.bincount(group[rows][1:], turns, number) >= 2)
-
-
-def _sums(kind: Ints, found: _Compared, classes: int) -> tuple[Floats, Floats]:
-    """Return times beside communication and free of it, shape (blocks of launches, classes)."""
-    blocks = min(kind.size, MOST_BLOCKS)
-    key = np.arange(kind.size) % blocks * classes + kind
-    slower, free = (
-        _totals(key, times, blocks * classes).reshape(blocks, classes) for times in (found.beside_ns, found.free_ns)
-    )
-    return slower, free
+    same = (group[rows][1:] == group[rows][:-1]) & (step[rows][1:] == step[rows][:-1])
+    turns = np.bincount(group[rows][1:], same & (free[rows][1:] != free[rows][:-1]), number)
+    begins = np.append(True, (group[rows][1:] != group[rows][:-1]) | (step[rows][1:] != step[rows][:-1]))[: rows.size]
+    steps = np.bincount(group[rows], begins, number)
+    return good & (turns >= TURNS * steps)
 
 
 def _totals(group: Ints, values: Floats, groups: int) -> Floats:
@@ -334,18 +382,46 @@ def _totals(group: Ints, values: Floats, groups: int) -> Floats:
     return found
 
 
-def _drawn(slower: Floats, free: Floats, times: Floats, launches: Ints) -> Floats:
-    """Return the factor of each class in each draw of the bootstrap; a draw without the class has the estimate.
+def _drawn(found: _Compared, kind: Ints, classes: int) -> Floats:
+    """Return the factor of each class in each draw of the bootstrap, shape (DRAWS, classes).
 
-    Draws of few launches vary too little: they are moved away from the estimate as far as Student's t lies outside the
+    Launches are drawn, and stretches of communication; of the two the one that varies more counts for each class.
+    Launches that merely stand for each other may all be longer beside communication for another reason, by as much as
+    they differ free of it.
+    """
+    by_launch, by_transfer = (_redrawn(found, kind, classes, each) for each in (found.launch, found.transfer))
+    drawn = np.where(by_transfer.std(axis=0) > by_launch.std(axis=0), by_transfer, by_launch)
+    count = np.maximum(np.bincount(kind, minlength=classes), 1)
+    spread = np.bincount(kind, found.spread, classes) / count
+    apart = np.random.default_rng(1).standard_normal(DRAWS)
+    shifted: Floats = drawn * np.exp(np.multiply.outer(apart, spread))
+    return shifted
+
+
+def _redrawn(found: _Compared, kind: Ints, classes: int, unit: Ints) -> Floats:
+    """Return the factor of each class where units are drawn; a draw without the class, or a class with one unit, has
+    the estimate.
+
+    Draws of few units vary too little: they are moved away from the estimate as far as Student's t lies outside the
     normal quantile (expanded percentile interval: Hesterberg, What Teachers Should Know About the Bootstrap, 2015).
     """
-    weights = _weights()[:, : slower.shape[0]]
+    units, number = np.unique(unit, return_inverse=True)
+    blocks = min(units.size, MOST_BLOCKS)
+    key = number % blocks * classes + kind
+    slower, free = (
+        _totals(key, times, blocks * classes).reshape(blocks, classes) for times in (found.beside_ns, found.free_ns)
+    )
+    there = free.sum(axis=0) > 0
+    times = np.where(there, slower.sum(axis=0) / np.where(there, free.sum(axis=0), 1.0), 1.0)
+    weights = _weights()[:, :blocks]
     drawn_free = weights @ free
     drawn = np.where(drawn_free > 0, weights @ slower / np.where(drawn_free > 0, drawn_free, 1.0), times)
-    wider = np.sqrt(launches / (launches - 1)) * (1 + (QUANTILE**2 + 1) / (4 * (launches - 1)))
-    found: Floats = np.maximum(times + (drawn - times) * wider, LEAST_TIMES)
-    return found
+    _, first = factorize_rows([kind, number])
+    of_class = np.bincount(kind[first], minlength=classes)
+    others = np.maximum(of_class - 1, 1)
+    wider = np.where(of_class > 1, np.sqrt(of_class / others) * (1 + (QUANTILE**2 + 1) / (4 * others)), 0.0)
+    redrawn: Floats = np.maximum(times + (drawn - times) * wider, LEAST_TIMES)
+    return redrawn
 
 
 @cache

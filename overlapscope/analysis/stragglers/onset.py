@@ -16,7 +16,9 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 
 ALIKE: Final = 0.02
-"""Before, it took no more than this share longer, or shorter, than its peers: equal devices differ by as much."""
+"""Before, it took no more than this share longer, or shorter, than its peers: equal devices differ by as much ..."""
+AS_LITTLE: Final = 0.1
+"""... or than this share of what it takes longer after: a clock may fall over a few steps. A choice."""
 LONGER: Final = 1.05
 """After, it took so many times as long in each piece of the rest: one long pause is no change."""
 PIECES: Final = 4
@@ -65,7 +67,8 @@ def onset(rank: int, others: Sequence[int], run: Run) -> dict[str, Any]:
     ends = np.linspace(change, 1.0, PIECES + 1).tolist()
     pieces = [compared(begin, end) for begin, end in pairwise(ends)]
     step = int(run.ranks[rank].spans.step[own.row[at + 1]])
-    if not abs(before - 1) <= ALIKE or not all(each >= LONGER for each in pieces) or step == NONE:
+    was_alike = abs(before - 1) <= max(ALIKE, AS_LITTLE * (after - 1))
+    if not was_alike or not all(each >= LONGER for each in pieces) or step == NONE:
         return {}
     return {"since_step": step, "times_since": after}
 

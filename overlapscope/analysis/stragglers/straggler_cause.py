@@ -1,11 +1,11 @@
 """Find the cause of a straggler: what it did longer than its peers since their previous common call.
 
-Between two calls of a group, each member computes, communicates in other groups or is idle. The cause is what the late
-rank did longer than the median of its peers. More compute is explained from the kernels; more idle time from the host:
-capture's records, named ranges, and the first launch of a step. `HELD_BY` holds the text of each cause.
+Between two calls of a group, each member computes, communicates in other groups, copies or is idle. The cause is what
+the late rank did longer than the median of its peers. More compute is explained from the kernels; more idle time from
+the host: capture's records, named ranges, and the first launch of a step. `STRAGGLER_CAUSES` holds the text of each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +57,7 @@ AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch waited for its host, not for its device."""
 STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "host": "host stall (it was idle, as its host started nothing)",
+    "copies": "copies (its device copied, to or from its host or within its memory, while nothing else ran there)",
     "data_loading": "data loading (it fetched a batch, or was between two steps)",
     "garbage_collector": "garbage collection pauses of its interpreter",
     "allocator": "device memory was full (the allocator freed cached memory and retried)",
@@ -80,7 +81,8 @@ def find_straggler_cause(
     paused: Mapping[int, Intervals],
     operation_ns: Mapping[int, Mapping[str, int]],
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
+    """Return the cause (a key of STRAGGLER_CAUSES) of one rank's late arrivals, with evidence; None where it is not its
+    fault.
 
     `not_launched` holds the result of `before_first_launch` for every rank; `core_waits`, for those that share too few
     cores by what their traces show, when each paused for lack of one; `paused`, when ranks without a device paused
@@ -90,20 +92,23 @@ def find_straggler_cause(
     late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
     lead_ns = sum(int(each.lead_ns.sum()) for each in late)
-    computed, communicated, idle = _more_of(rank, met, coverage)
+    computed, communicated, copied, idle = _more_of(rank, met, coverage)
     evidence: dict[str, Any] = {
-        "computed_more_ns": computed, "communicated_more_ns": communicated, "idle_more_ns": idle,
+        "computed_more_ns": computed, "communicated_more_ns": communicated, "copied_more_ns": copied,
+        "idle_more_ns": idle,
     }  # fmt: skip
     if communicated > MOST * lead_ns:
         return None, evidence  # it waited for others elsewhere
     cause, more = recorded_cause(rank, run, met, lead_ns)
+    if copied > MOST * lead_ns:
+        return "copies", evidence | more
     if cause == SHARED_CORES:
         # Else the operating system's scheduler made it late, and may choose another rank next.
         return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
-    outside = idle > MOST * lead_ns  # of what is recorded as computing
+    outside = idle + copied > MOST * lead_ns  # of what is recorded as computing
     if cause == "more_work" and (outside or same_operations(rank, compared_peers(late), run)):
         cause = "host" if outside else "longer_compute"
-    if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
+    if cause is not None and (outside or not run.ranks[rank].has_device):
         if cause == "longer_compute":
             cause, sized = by_sizes(rank, compared_peers(late), run, _times_as_long(late, work), _by_step(late))
             more |= sized
@@ -111,13 +116,12 @@ def find_straggler_cause(
     if computed > MOST * lead_ns:
         cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, operation_ns, computed)
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
-    if idle > MOST * lead_ns:
-        if run.ranks[rank].has_device:
-            members = {each for group in met for each in group.ranks}
-            waited = {each: BusyTime(_idle(not_launched[each], coverage[each])) for each in members}
-            evidence["before_first_launch_ns"] = more_than_peers(rank, met, waited)
-        return _refined("host", rank, run, met, lead_ns, evidence)
-    return "unknown", evidence
+    if idle > MOST * lead_ns and run.ranks[rank].has_device:
+        members = (rank, *compared_peers(late))
+        waited = {each: BusyTime(_idle(not_launched[each], coverage[each])) for each in members}
+        evidence["before_first_launch_ns"] = more_than_peers(rank, met, waited)
+    cause = "host" if idle > MOST * lead_ns else "unknown"
+    return _refined(cause, rank, run, met, lead_ns, evidence)
 
 
 def _of_longer_compute(
@@ -228,44 +232,47 @@ def compared_peers(late: Sequence[LateArrivals]) -> list[int]:
     return sorted({rank for each in _delayed(late) for rank in each.met.ranks} - {late[0].rank})
 
 
-def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
-    """Return how much longer than the median of its peers the rank computed, had exposed communication, and idled."""
-    sums = np.zeros(3)
+def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int, int]:
+    """Return how much longer than the median of its peers the rank computed, communicated without computing, copied
+    without either, and idled."""
+    sums = np.zeros(4)
     for each in met:
         begin, end = each.begin_ns, np.maximum(each.begin_ns, each.end_ns)
         row = each.ranks.index(rank)
-        compute, comm = _busy(coverage, each.ranks, begin, end)
-        for at, did in enumerate((compute, comm, end - begin - compute - comm)):
+        for at, did in enumerate(_did(coverage, each.ranks, begin, end)):
             sums[at] += float((did[row] - np.median(np.delete(did, row, axis=0), axis=0)).sum())
-    computed, communicated, idle = np.rint(sums).astype(np.int64).tolist()
-    return computed, communicated, idle
+    computed, communicated, copied, idle = np.rint(sums).astype(np.int64).tolist()
+    return computed, communicated, copied, idle
 
 
-def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage]) -> tuple[Floats, Floats]:
-    """Return how much longer than the median of its peers a rank computed, and idled, before its late calls of each
-    step: in ns, by step, of the set of ranks that it delayed most."""
+def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage]) -> tuple[Floats, Floats, Floats]:
+    """Return how much longer than the median of its peers a rank computed, copied, and idled, before its late calls of
+    each step: in ns, by step, of the set of ranks that it delayed most."""
     most = max(late, key=lambda each: int(each.lead_ns.sum()))
     met = most.met
-    begin, end = met.begin_ns, np.maximum(met.begin_ns, met.end_ns)
     row = met.ranks.index(most.rank)
-    compute, comm = _busy(coverage, met.ranks, begin, end)
     _, place = np.unique(met.step, return_inverse=True)
 
     def summed(did: Ints) -> Floats:
         more = did[row] - np.median(np.delete(did, row, axis=0), axis=0)
         return np.bincount(place, weights=more).astype(np.float64)
 
-    return summed(compute), summed(end - begin - compute - comm)
+    compute, _, copy, idle = _did(coverage, met.ranks, met.begin_ns, np.maximum(met.begin_ns, met.end_ns))
+    return summed(compute), summed(copy), summed(idle)
 
 
-def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the compute and the exposed communication of each member in its intervals (ranks by calls)."""
-    compute = [BusyTime(coverage[rank].compute).within(b, e) for rank, b, e in zip(ranks, begin, end, strict=True)]
-    comm = [
-        BusyTime(difference(coverage[rank].comm, coverage[rank].compute)).within(b, e)
-        for rank, b, e in zip(ranks, begin, end, strict=True)
-    ]
-    return np.array(compute), np.array(comm)
+def _did(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, ...]:
+    """Return how long each member computed in its intervals (ranks by calls), communicated without computing, copied
+    without either, and did none of these."""
+
+    def within(times: Callable[[Coverage], Intervals]) -> Ints:
+        parts = zip(ranks, begin, end, strict=True)
+        return np.array([BusyTime(times(coverage[rank])).within(own, until) for rank, own, until in parts])
+
+    compute = within(lambda own: own.compute)
+    comm = within(lambda own: difference(own.comm, own.compute))
+    copy = within(lambda own: difference(own.copy, union(own.comm, own.compute)))
+    return compute, comm, copy, end - begin - compute - comm - copy
 
 
 def _by_compute(
@@ -326,7 +333,7 @@ def before_first_launch(timeline: RankTimeline) -> Intervals:
 
 def _idle(times: Intervals, cover: Coverage) -> Intervals:
     """Return the parts of these times in which the device was idle."""
-    return difference(difference(times, cover.compute), cover.comm)
+    return difference(times, union(cover.compute, cover.comm, cover.copy))
 
 
 def _refined(

@@ -36,6 +36,7 @@ WORDS: Final[Mapping[str, str]] = {
     "steps": "of {} in which any rank was",
     "computed_more_ns": "computed {} more than its peers",
     "communicated_more_ns": "communicated {} more",
+    "copied_more_ns": "copied {} more",
     "idle_more_ns": "idle {} longer than its peers",
     "before_first_launch_ns": "{} of that before the first launch of a step",
     "input_elements_times": "inputs of its operations {} times as large as its peers'",

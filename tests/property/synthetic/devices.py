@@ -21,7 +21,7 @@ class Devices:
         self._rng = np.random.default_rng([job.seed, 5, int(ranks[0])])
         self._guilty = np.isin(ranks, job.fault.culprits)
         self._speed = np.exp(self._rng.normal(0, job.rank_jitter, ranks.size))
-        self._speed *= np.where(self._guilty, job.fault.compute_factor, 1.0)
+        self._slower = np.ones(ranks.size)
         self._batch = ranks // job.layout.tp % job.layout.dp
         self._expert = self._batch % job.layout.ep
         self.tokens = np.ones(ranks.size)
@@ -31,6 +31,8 @@ class Devices:
 
     def next_batch(self, step: int) -> None:
         """Draw the sizes of the step's batches; ranks of a tensor group, and stages, see the same."""
+        fault = self._job.fault
+        self._slower = np.where(self._guilty & (step >= fault.since), fault.compute_factor, 1.0)
         drawn = np.random.default_rng([self._job.seed, 6, step])
         varied = np.exp(drawn.normal(0, self._job.batch_jitter, self._job.layout.dp))
         self.tokens = varied[self._batch] * np.where(self._guilty, self._job.fault.work_factor, 1.0)
@@ -53,4 +55,4 @@ class Devices:
         fixed = np.array([each.blocks == DEVICE_BLOCKS or each.grows == FIXED for each in kernels])
         tokens = np.where(np.array([each.grows == SQUARE for each in kernels]), self.tokens[:, None], work)
         blocks = np.array([each.blocks for each in kernels]) * np.where(fixed, 1.0, tokens)
-        return np.maximum(usual * work * self._speed[:, None] * noise, LEAST_NS), np.ceil(blocks)
+        return np.maximum(usual * work * (self._speed * self._slower)[:, None] * noise, LEAST_NS), np.ceil(blocks)

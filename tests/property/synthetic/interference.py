@@ -32,6 +32,8 @@ class Slowed(Struct, frozen=True, kw_only=True):
     pieces: int = 3
     jitter: float = 0.1
     """By how much of the step communication moves from step to step."""
+    unlike: float = 0.0
+    """By how much transfers differ in what they slow (standard deviation of the logarithm)."""
 
 
 def draw(seed: int, times: float | None = None) -> Slowed:
@@ -48,7 +50,7 @@ def draw(seed: int, times: float | None = None) -> Slowed:
 
 def spans_of(job: Slowed) -> tuple[Spans, float]:
     """Return what is recorded, and the ns by which compute is longer than without communication."""
-    rng = np.random.default_rng([job.seed, 72])
+    rng, of_transfers = np.random.default_rng([job.seed, 72]), np.random.default_rng([job.seed, 73])
     work = np.exp(rng.uniform(np.log(job.shortest_ns), np.log(job.longest_ns), job.kernels))
     every = np.tile(work, job.layers)
     length = every.sum() + GAP_NS * every.size
@@ -60,9 +62,10 @@ def spans_of(job: Slowed) -> tuple[Spans, float]:
         begins = np.maximum(now + length * (at - job.share / job.pieces / 2), now)
         ends = begins + length * job.share / job.pieces
         rows += [(COMM, 7, -1, step, begin, end) for begin, end in zip(begins, ends, strict=True)]
+        times = 1 + (job.times - 1) * np.exp(of_transfers.normal(0, job.unlike, job.pieces))
         takes = every * np.exp(rng.normal(0, job.noise, every.size)) * np.exp(rng.normal(0, job.step_noise))
         for place, took in enumerate(takes.tolist()):
-            end = _end(now, took, begins, ends, job.times)
+            end = _end(now, took, begins, ends, times)
             lost += end - now - took
             rows.append((COMPUTE, 3, place % job.kernels, step, now, end))
             now = end + GAP_NS
@@ -77,11 +80,11 @@ def spans_of(job: Slowed) -> tuple[Spans, float]:
     return found, lost
 
 
-def _end(now: float, left: float, begins: np.ndarray, ends: np.ndarray, times: float) -> float:
+def _end(now: float, left: float, begins: np.ndarray, ends: np.ndarray, times: np.ndarray) -> float:
     """Return when work that begins now ends, where communication slows it."""
     edges = np.unique(np.concatenate([begins, ends]))
     for edge in edges[edges > now].tolist():
-        slow = times if ((begins <= now) & (now < ends)).any() else 1.0
+        slow = float(times[(begins <= now) & (now < ends)].max(initial=1.0))
         if now + left * slow <= edge:
             return float(now + left * slow)
         left -= (edge - now) / slow

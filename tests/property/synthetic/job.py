@@ -72,6 +72,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     load_marked: bool = True
     """A loader of torch's marks its own time."""
     compute_factor: float = 1.0
+    since: int = 0
+    """It holds from so many steps on; before, a culprit computes as fast as its peers."""
     clock_noted: bool = False
     """Telemetry reads every device's clock, and a culprit's is lower by that factor."""
     work_factor: float = 1.0

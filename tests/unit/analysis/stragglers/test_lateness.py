@@ -12,8 +12,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute, compared, sum_kernels
+from overlapscope.analysis.stragglers.chance import chance_bound, select_disjoint
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
-from overlapscope.analysis.stragglers.stragglers import chance_bound, select_disjoint
 from overlapscope.timeline.run import Group, Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate
 from tests.property.synthetic.job import MS

@@ -15,7 +15,7 @@ from overlapscope.analysis.late_ranks import without_taking_turns
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Steps, Telemetry, make
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Steps, Telemetry, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
@@ -30,10 +30,12 @@ RANKS, STEPS, KERNELS, STEP_NS = 4, 20, 10, 100 * MS
 CULPRIT = 2
 
 
-def job(seed: int = 0, *, fault: str | None = None, pause_ms: Sequence[int] = (30,)) -> Run:
+def job(
+    seed: int = 0, *, fault: str | None = None, pause_ms: Sequence[int] = (30,), copies_ms: Sequence[int] = ()
+) -> Run:
     """Return a job whose ranks compute ten kernels a step, then meet in an all-reduce; the fault is the culprit's.
 
-    Of a host it is a pause, of `pause_ms` step by step.
+    Of a host it is a pause, of `pause_ms` step by step; its device makes copies in each step, after that.
     """
     rng = np.random.default_rng(seed)
     compute = [[sorted_kernels(rng, rank, fault) for rank in range(RANKS)] for _ in range(STEPS)]
@@ -48,6 +50,9 @@ def job(seed: int = 0, *, fault: str | None = None, pause_ms: Sequence[int] = (3
                 paused = pause_ms[step % len(pause_ms)] * MS
                 now += paused
                 pauses.append((now, paused))
+            for length in copies_ms if rank == CULPRIT else ():
+                ranks[rank].append((COPY, now, now + length * MS, step))
+                now += length * MS
             for length in compute[step][rank]:
                 ranks[rank].append((COMPUTE, now, now + length, step))
                 now += length
@@ -82,7 +87,7 @@ def timeline(
     return rank_timeline(
         rank,
         calls=[{**call, **row, "seq": row["step"]} for row in rows if row["kind"] == COMM],
-        work=[{**row, "name": "gemm"} for row in rows if row["kind"] == COMPUTE],
+        work=[{**row, "name": "gemm" if row["kind"] == COMPUTE else "Memcpy"} for row in rows if row["kind"] != COMM],
         steps=[{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(STEPS)],
         telemetry=[{"time_ns": at, "step": 0, "name": reading, "value": length} for at, length in pauses],
         recordings=[{"start_ns": 0, "end_ns": max(row["end_ns"] for row in rows)}],
@@ -108,6 +113,22 @@ def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: 
     found = accused(job(seed, fault=fault))
     assert [(each.rank, each.held_by) for each in found] == [(CULPRIT, held_by)]
     assert found[0].blame_ns > STEPS * 15 * MS
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "copies_ms", "held_by"),
+    [
+        pytest.param(0, (10, 20), "copies", id="copies alone"),
+        pytest.param(10, (20,), "copies", id="mostly copies"),
+        pytest.param(20, (10,), "host", id="mostly its host"),
+    ],
+)
+def test_copies_of_a_device_are_not_its_idle_time(pause_ms: int, copies_ms: Sequence[int], held_by: str) -> None:
+    (found,) = accused(job(fault="host", pause_ms=(pause_ms,), copies_ms=copies_ms))
+    assert (found.rank, found.held_by) == (CULPRIT, held_by)
+    for name, expected in (("copied_more_ns", sum(copies_ms)), ("idle_more_ns", pause_ms)):
+        assert found.evidence[name] == pytest.approx(STEPS * expected * MS, abs=STEPS * 3 * MS)
+    assert (found.evidence.get("before_first_launch_ns") is None) == (held_by != "host")
 
 
 @pytest.mark.parametrize(
