@@ -37,6 +37,7 @@ _STRIPES: Final = "repeating-linear-gradient({}, transparent 0 5px, var(--mark) 
 _PATTERNS: Final = {
     "": "",
     "/": _STRIPES.format("45deg"),
+    "\\": _STRIPES.format("135deg"),
     "|": _STRIPES.format("90deg"),
     "-": _STRIPES.format("0deg"),
     ".": "radial-gradient(var(--mark) 1.4px, transparent 1.6px) 0 0 / 7px 7px ",

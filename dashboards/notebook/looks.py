@@ -10,6 +10,7 @@ _STRIPES: Final = "repeating-linear-gradient({}, transparent 0 5px, {} 5px 7px) 
 _CSS: Final = {
     "": "",
     "/": _STRIPES.format("45deg", _MARK),
+    "\\": _STRIPES.format("135deg", _MARK),
     "|": _STRIPES.format("90deg", _MARK),
     "-": _STRIPES.format("0deg", _MARK),
     ".": f"radial-gradient({_MARK} 1.4px, transparent 1.6px) 0 0 / 7px 7px ",

@@ -9,10 +9,11 @@ from overlapscope.advice.losses.own_calls import OF_OWN_CALLS, of_own_calls
 from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.analysis.common.cause_table import MAY_BE_WAITING
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
+from overlapscope.analysis.per_rank.host_operations import has_shapes
 from overlapscope.analysis.result import Analysis, waits_for_late_ranks
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import RankTimeline
 
 OF_LATE_RANKS: Final = "late_ranks"
 MOSTLY: Final = 0.5
@@ -39,6 +40,8 @@ INSTEAD: Final = {
     "(OMP_NUM_THREADS), and its control group enough of them (cpu.max)",
     "peer_comm": "# overlapscope explain RUN lists the longest waits: in which other calls the late rank was, and for "
     "whom it waited there; shorten these calls, or begin them earlier",
+    "peer_copy": "# overlapscope explain RUN lists the longest waits: what the late rank copies (pageable memory, "
+    "clones, offload); copy from pinned memory beside compute, or less",
     "peer_host": "# overlapscope explain RUN lists the longest waits: what the host of the late rank did meanwhile "
     "(loading data, checkpoints, logging, garbage collection)",
     "late_end": "# a rank whose cores are busy sends on, or sees the end of a call, late: give each rank cores of its "
@@ -112,14 +115,6 @@ def _lacking(given: RuleInput) -> list[str]:
     sizes = SIZES if has_shapes(given.run) else SHAPES
     lacks = ((ALL_RANKS, not given.is_whole), (HOST_EVENTS, not hosts_seen), (sizes, unsized))
     return [what for what, is_lacking in lacks if is_lacking]
-
-
-def has_shapes(run: Run) -> bool:
-    """Return whether the inputs of operations were recorded with their shapes, as those of a step or of a gradient."""
-    return any(
-        bool((each.steps.input_elements != NONE).any() or (each.gradients.elements > 0).any())
-        for each in run.ranks.values()
-    )
 
 
 def _lacks_sizes(timeline: RankTimeline) -> bool:

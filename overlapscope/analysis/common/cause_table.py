@@ -26,7 +26,7 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     """Any wait time, also for a pipeline stage, which the schedule causes and no straggler, and that of late ends."""
     colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
     """Name of a colour in the dashboard's palette."""
-    pattern: Literal["", "/", "|", ".", "-"] = ""
+    pattern: Literal["", "/", "\\", "|", ".", "-"] = ""
     """Pattern drawn over the colour, as plotly names it; causes of one colour have different patterns."""
 
 
@@ -64,10 +64,18 @@ CAUSES: Final[dict[str, Cause]] = {
         colour="waiting",
         pattern="/",
     ),
+    "peer_copy": Cause(
+        label="wait: the late rank copied longer",
+        description="likewise, as far as its device had copied longer, without computing or communicating",
+        waits_for_late_rank=True,
+        waits_for_another_rank=True,
+        colour="waiting",
+        pattern="\\",
+    ),
     "peer_host": Cause(
         label="wait: the late rank idled longer (host)",
-        description="likewise, as far as it had done neither for longer: its host, or copies; without a device also as "
-        "far as it slept inside operations, by the system's account",
+        description="likewise, as far as it had done none of these for longer; without a device also as far as it "
+        "slept inside operations, by the system's account",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",

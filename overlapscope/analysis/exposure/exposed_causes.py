@@ -31,7 +31,9 @@ from overlapscope.analysis.exposure.peer_waits import (
     PIPELINE,
     PeerWaits,
     by_what_the_last_did_longer,
+    communicating,
     computing,
+    copying,
     divided,
     peer_waits,
     slept,
@@ -46,7 +48,6 @@ from overlapscope.timeline.intervals import (
     BusyTime,
     Intervals,
     WindowSets,
-    difference,
     intersection,
     union,
 )
@@ -161,7 +162,8 @@ def _causes_of(
         lambda rank: computing(run.ranks[rank], coverage[rank]),
         lambda rank: waiting.get(rank, NOT_KNOWN).computing,
         lambda rank: slept(waiting.get(rank, NOT_KNOWN)),
-        lambda rank: BusyTime(difference(coverage[rank].comm, coverage[rank].compute)),
+        lambda rank: communicating(coverage[rank]),
+        lambda rank: copying(coverage[rank]),
         lambda rank: waiting.get(rank, NOT_KNOWN).idling,
     )
     found = [peer_activity(query, each, clocks) for each in did]

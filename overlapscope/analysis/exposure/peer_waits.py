@@ -32,7 +32,7 @@ from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 PIPELINE: Final = "pipeline"
-OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
+OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_copy", "peer_host")
 """Causes of waiting for the last member, by what it did longer."""
 
 
@@ -141,8 +141,7 @@ def _pipeline_rows(timeline: RankTimeline) -> Flags:
 
 def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Sequence[Activity]:
     """Return what a rank did, as `divided` takes it."""
-    exposed = BusyTime(difference(cover.comm, cover.compute))
-    return computing(timeline, cover), core.computing, slept(core), exposed, core.idling
+    return computing(timeline, cover), core.computing, slept(core), communicating(cover), copying(cover), core.idling
 
 
 def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
@@ -152,6 +151,16 @@ def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
     return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
 
 
+def communicating(cover: Coverage) -> BusyTime:
+    """Return when a rank communicated without computing."""
+    return BusyTime(difference(cover.comm, cover.compute))
+
+
+def copying(cover: Coverage) -> BusyTime:
+    """Return when the device of a rank copied, and did nothing else."""
+    return BusyTime(difference(cover.copy, union(cover.compute, cover.comm)))
+
+
 def slept(core: CoreWaiting) -> Activity:
     """Return when a rank slept though it seemed to compute, by the system's account: an operation that takes longer
     than in other steps computes longer, for what is known."""
@@ -159,16 +168,17 @@ def slept(core: CoreWaiting) -> Activity:
 
 
 def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
-    """Return for how long a rank computed, waited for a core, communicated without computing, and did none of these.
+    """Return for how long a rank computed, waited for a core, communicated without computing, copied, and did none of
+    these.
 
     One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to
-    compute, waited for a core and slept meanwhile, communicated, and waited for a core while it seemed to idle: waiting
-    and sleep count only where they are `accounted`.
+    compute, waited for a core and slept meanwhile, communicated, copied, and waited for a core while it seemed to idle:
+    waiting and sleep count only where they are `accounted`.
     """
-    computed, in_compute, asleep, communicated, in_idle = activities
+    computed, in_compute, asleep, communicated, copied, in_idle = activities
     in_compute, asleep, in_idle = in_compute * accounted, asleep * accounted, in_idle * accounted
-    idled = length_ns - computed - communicated - in_idle + asleep
-    return np.array([computed - in_compute - asleep, in_compute + in_idle, communicated, idled])
+    idled = length_ns - computed - communicated - copied - in_idle + asleep
+    return np.array([computed - in_compute - asleep, in_compute + in_idle, communicated, copied, idled])
 
 
 def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Intervals]:

@@ -31,7 +31,7 @@ from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import AUTOGRAD_NODE
 from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
 _ENQUEUES: Final = re.compile(r"c10d::(?!(?:monitored_)?barrier)")
 """A barrier may block."""
@@ -234,3 +234,11 @@ def _innermost(lane: int, host: HostSpans, when: Intervals) -> OperationPieces:
 
 def _pieces(lane: int, name: Codes, when: Intervals) -> OperationPieces:
     return make(OperationPieces, name.size, lane=lane, name=name, start_ns=when.starts, end_ns=when.ends)
+
+
+def has_shapes(run: Run) -> bool:
+    """Return whether the inputs of operations were recorded with their shapes, as those of a step or of a gradient."""
+    return any(
+        bool((each.steps.input_elements != NONE).any() or (each.gradients.elements > 0).any())
+        for each in run.ranks.values()
+    )

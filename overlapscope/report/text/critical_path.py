@@ -42,7 +42,8 @@ LONGEST_NAME = 48
 WORTH_LATE: Final = 0.1
 """Least share of a loss for which a rank came late, and of that of what it did longer, for these to be said."""
 _LONGER: Final = {
-    "peer_compute": "computed", "peer_core": "waited for a core", "peer_comm": "communicated", "peer_host": "idled",
+    "peer_compute": "computed", "peer_core": "waited for a core", "peer_comm": "communicated", "peer_copy": "copied",
+    "peer_host": "idled",
 }  # fmt: skip
 WORTH_NAMING: Final = 0.01
 """Least share of a loss of what is named."""

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.per_rank.host_operations import has_shapes
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
@@ -159,8 +160,8 @@ def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints,
     if not known.any():
         raise no_buckets(
             run,
-            f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}, or let torch's profiler "
-            "record shapes (record_shapes=True)",
+            f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}"
+            + ("" if has_shapes(run) else ", or let torch's profiler record shapes (record_shapes=True)"),
         )
     steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()
     orders = Counter(

@@ -1,13 +1,17 @@
 """A recording that is not DistributedDataParallel is told by what it shows."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.analyze import analyze
-from overlapscope.timeline.columns import COMM
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.not_ddp import why_not_ddp
+from overlapscope.whatif.ddp.recorded_steps import recorded_steps
 from overlapscope.whatif.parallelism import other_framework, parallelism_of
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.step_graph.graph_predict import DEFAULTS
@@ -96,3 +100,16 @@ def test_a_reason_names_what_whatif_replays() -> None:
         assert ("`overlapscope whatif RUN` replays faster links" in reason) == replayed
     assert "link_speed" in {knob for each in predict_recording(kept, (), DEFAULTS, search=True).scenarios
                             for knob in each.knobs}  # fmt: skip
+
+
+@pytest.mark.parametrize(("elements", "asks"), [(NONE, True), (64, False)])
+def test_shapes_are_asked_for_where_none_were_recorded(elements: int, asks: bool) -> None:
+    """A profiler that records shapes leaves those of gradients empty: with them there is nothing more to ask for."""
+    run = job(REDUCED, names=("DistributedDataParallel.forward",))
+    ranks = {
+        rank: replace(each, steps=replace(each.steps, input_elements=np.full(len(each.steps.step), elements)))
+        for rank, each in run.ranks.items()
+    }
+    with pytest.raises(InputError, match="it holds no gradients with sizes") as raised:
+        recorded_steps(replace(run, ranks=ranks), match_and_align(run))
+    assert ("record_shapes=True" in str(raised.value)) == asks

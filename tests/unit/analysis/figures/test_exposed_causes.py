@@ -33,7 +33,7 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
-from overlapscope.timeline.columns import COMM, COMPUTE, Telemetry
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Telemetry
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -53,10 +53,11 @@ def rank_of(
     has_device: bool = False,
     dimension: str | None = None,
     elsewhere: Sequence[tuple[int, int]] = (),
+    copies: Sequence[tuple[int, int]] = (),
 ) -> RankTimeline:
     """Return a rank whose calls have (start, end, launch), its compute (start, end, name); one step holds them all.
 
-    `elsewhere` it communicates in no known call.
+    `elsewhere` it communicates in no known call; it `copies` on another stream.
     """
     own = [
         {
@@ -71,6 +72,9 @@ def rank_of(
     ]
     work += [
         {"start_ns": start, "end_ns": end, "kind": COMM, "name": op, "lane": LANES - 1} for start, end in elsewhere
+    ]
+    work += [
+        {"start_ns": start, "end_ns": end, "kind": COPY, "name": "Memcpy HtoD", "lane": LANES} for start, end in copies
     ]
     whole = {"step": 0, "start_ns": 0, "end_ns": max([1, *(each["end_ns"] for each in (*own, *work))])}
     return rank_timeline(
@@ -269,6 +273,14 @@ LATE = (30, 40, 30)
 def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
     _, found = explained(rank_of(0, [CALL], []), rank_of(1, [LATE], [], elsewhere=[(5, 30)]))
     assert found[0]["peer_comm"] == 20
+
+
+def test_waiting_for_a_rank_that_copies_while_nothing_else_runs_there() -> None:
+    computes = [(5, 9, "gemm")]
+    _, found = explained(
+        rank_of(0, [CALL], computes), rank_of(1, [LATE], computes, elsewhere=[(27, 30)], copies=[(6, 29)])
+    )
+    assert (found[0]["peer_copy"], found[0]["peer_comm"]) == (17, 3)  # 18 and 3 of 20 that it is late
 
 
 def test_a_rank_that_computes_as_long_but_began_later_is_late_by_its_host() -> None:
