@@ -56,14 +56,15 @@ def __getattr__(name: str) -> Any:
 
 def load(
     *paths: str | PathLike[str],
-    ranks: Mapping[str, int] | int | None = None,
+    ranks: Mapping[str, int] | Literal["by-name"] | int | None = None,
     comm: str | Iterable[str] = (),
     compute: str | Iterable[str] = (),
     workers: int | None = None,
 ) -> LoadedRun:
     """Read trace files, folders of them, or one run directory.
 
-    `ranks` is the rank of a single file, or of files by name, where neither trace nor name states it. `comm` and
+    `ranks` is the rank of a single file, or of files by name, where neither trace nor name states it; "by-name" numbers
+    such files in the order of their names. `comm` and
     `compute` are regular expressions for names of kernels that communicate or compute, besides the known ones. Large
     files are read by `workers` processes in parallel (None: chosen by the size of the input, 1: only this process).
 
@@ -82,7 +83,7 @@ def load(
 def write_run(
     *paths: str | PathLike[str],
     to: str | PathLike[str],
-    ranks: Mapping[str, int] | int | None = None,
+    ranks: Mapping[str, int] | Literal["by-name"] | int | None = None,
     comm: str | Iterable[str] = (),
     compute: str | Iterable[str] = (),
     workers: int | None = None,

@@ -46,7 +46,8 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[FILE=]N",
-        help="rank of the only input, or of the input with that file name",
+        help="rank of the only input, or of the input with that file name; by-name numbers inputs that state no rank "
+        "in the order of their names",
     )
     parser.add_argument(
         "--comm",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 
+BY_NAME: Final = "by-name"
+"""In place of ranks: files that state none are numbered in the order of their names."""
+GivenRanks: TypeAlias = Mapping[str, int] | Literal["by-name"]
+"""Rank by file name, the name "" meaning the only input file; or `BY_NAME`."""
+
+
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for reading. Raises UsageError for a pattern that is not a regular expression."""
 
@@ -24,8 +30,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Regular expressions for names of kernels that communicate, in addition to the known ones."""
     compute: tuple[str, ...] = ()
     """Regular expressions for names of kernels that compute."""
-    ranks: Mapping[str, int] = {}
-    """Rank by file name; the name "" means the only input file."""
+    ranks: GivenRanks = {}
     stacks: bool = False
     """Whether functions of Python stacks are kept; else only calls of modules."""
     max_bytes: int = MAX_BYTES
@@ -35,26 +40,31 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         Classifier(self.comm, self.compute)
 
 
-def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
-    """Parse `3` and `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
+def parse_ranks_option(values: Sequence[str]) -> GivenRanks:
+    """Parse `3` and `NAME=3` into a mapping from file name to rank; `by-name` stands alone. Raises UsageError for
+    anything else."""
+    if list(values) == [BY_NAME]:
+        return BY_NAME
     ranks: dict[str, int] = {}
     for value in values:
         found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>[0-9]{1,9})", value, re.DOTALL)
         if not found or int(found["rank"]) > MAX_RANKS:
-            raise UsageError(f"--rank {value}: give a number up to {MAX_RANKS}, or FILE=NUMBER")
+            raise UsageError(f"--rank {value}: give a number up to {MAX_RANKS}, or FILE=NUMBER, or only {BY_NAME}")
         ranks[Path(found["name"]).name if found["name"] else ""] = int(found["rank"])
     return ranks
 
 
 def check_options(
-    *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
+    *, ranks: GivenRanks | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
 ) -> ReadOptions:
     """Return `ReadOptions` from the arguments of a public function. Raises UsageError for an unusable argument."""
+    if ranks == BY_NAME:
+        return ReadOptions(comm=_patterns("comm", comm), compute=_patterns("compute", compute), ranks=BY_NAME)
     by_name = {"": ranks} if isinstance(ranks, int) else {} if ranks is None else ranks
     if not isinstance(by_name, Mapping) or not all(
         isinstance(name, str) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS for name, rank in by_name.items()
     ):
-        raise UsageError(f"ranks={ranks!r}: give the rank of a single file, or {{'FILE': RANK}}")
+        raise UsageError(f"ranks={ranks!r}: give the rank of a single file, {{'FILE': RANK}}, or {BY_NAME!r}")
     return ReadOptions(comm=_patterns("comm", comm), compute=_patterns("compute", compute), ranks=dict(by_name))
 
 

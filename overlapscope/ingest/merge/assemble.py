@@ -1,5 +1,6 @@
 """Combine the readings of one job into a run: assign a rank to each timeline, and join the timelines of one rank."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
+from overlapscope.ingest.options import BY_NAME, GivenRanks
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.configured_groups import with_configured_groups
@@ -20,8 +22,13 @@ from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, Source, join_recordings
 
 
-def assemble_jobs(readings: Readings, given: Mapping[str, int]) -> list[tuple[Job, Run]]:
-    """Return each job that the readings (at least one) are of, with its run. Raises as `assemble` does."""
+def assemble_jobs(readings: Readings, given: GivenRanks) -> list[tuple[Job, Run]]:
+    """Return each job that the readings (at least one) are of, with its run. Raises as `assemble` does.
+
+    `given` is the user's rank by file name, or that files are numbered in the order of their names.
+    """
+    if isinstance(given, str):
+        readings, given = _numbered_by_name(readings)
     jobs = split_jobs(readings, given)
     if len(jobs) == 1:
         return [(jobs[0], assemble(readings, given))]
@@ -150,6 +157,28 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
     return [(path, kept(path, reading)) for path, reading in readings]
 
 
+def _numbered_by_name(readings: Readings) -> tuple[Readings, dict[str, int]]:
+    """Return ranks from 0 on for the files that state none, in the order of their names (numbers in them by value), and
+    the readings with a warning that says so."""
+
+    def place(name: str) -> list[tuple[bool, int, str]]:
+        return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
+
+    silent = {
+        path.name: len(reading.timelines)
+        for path, reading in readings
+        if reading.timelines and rank_from_path(path) is None
+        if reading.ranks_assumed or all(each.rank == UNKNOWN_RANK for each in reading.timelines)
+    }
+    first, given = 0, {}
+    for name in sorted(silent, key=place):
+        given[name], first = first, first + silent[name]
+    warned = min(given, key=given.__getitem__, default=None)
+    warning = f"{len(given)} files are ranks in the order of their names; whether they have that order is not known"
+    said = [(path, _with_warning(each, warning) if path.name == warned else each) for path, each in readings]
+    return said, given
+
+
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
     """Assign each timeline its rank: from its content, else from the file's name, else from the user's option.
 
@@ -178,7 +207,11 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
         options = (f"--rank {name}={rank}" for name, rank in first.items())
         problem = f"none of the {len(names)} traces says which rank it is; use"
-        raise InputError(f"{problem} ranks={first}", in_shell=f"{problem} {' '.join(options)} ...")
+        ordered = "for the order of file names, or"
+        raise InputError(
+            f"{problem} ranks={BY_NAME!r} {ordered} ranks={first}",
+            in_shell=f"{problem} --rank {BY_NAME} {ordered} {' '.join(options)} ...",
+        )
     return ranked
 
 
