@@ -62,7 +62,7 @@ def test_a_row_shows_the_figures_of_analyze_and_the_verdict_of_the_gate(site: Si
     assert rows["regressed"]["verdict"]["moved"] == f"{signed_ms(step.difference or 0)} ms (+13.2 %)"
     assert rows["regressed"]["verdict"]["tone"] == "bad"
     assert rows["baseline"]["verdict"] is None
-    assert rows["regressed"]["loss"]["words"].startswith("the next compute waited for it: 12.2")
+    assert rows["regressed"]["loss"]["words"].startswith("the next compute waited for it: 12.5")
     assert rows["regressed"]["loss"]["href"] == f"/runs/{known['regressed']}/timeline?chain=longest-dependency"
     assert rows["baseline"]["calm"] == "no single loss above 5\N{NO-BREAK SPACE}%"
     assert rows["regressed"]["calm"] == ""
