@@ -22,8 +22,8 @@ from overlapscope.timeline.run import Run
 if TYPE_CHECKING:
     from overlapscope.analysis.graph.removal import Removal, RunGraph
 
-OF_HOST: Final = ("host", "data_loading", "unknown")
-"""Causes of lateness that hosts which share cores have, too."""
+OF_HOST: Final = ("host", "data_loading", "copies", "unknown")
+"""Causes of lateness that hosts which share cores have, too: they copy from pageable memory themselves."""
 
 
 WAITS_TOO: Final = 0.25
