@@ -1,6 +1,7 @@
 """All recommendations for a run, the largest loss first: those of rules and of a replay.
 
-Where hosts share cores, or waiting for a straggler dominates, settings of communication are not recommended.
+Where hosts share cores, settings of communication are not recommended; where waiting for late ranks dominates, those
+alone whose bound is worth it without that waiting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from overlapscope.advice.calls.backward_prefetch import backward_prefetch
 from overlapscope.advice.calls.embedding_tail import embedding_tail
 from overlapscope.advice.calls.flatten_gradients import flatten_gradients
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
@@ -22,9 +24,15 @@ from overlapscope.advice.late_rank import late_rank, with_no_setting
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
 from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.computing_calls import computing_calls
+from overlapscope.advice.losses.gradient_accumulation import gradient_accumulation
 from overlapscope.advice.losses.host_copies import host_copies
 from overlapscope.advice.losses.host_pauses import host_pauses
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss, longer_beside_launches_ns
+from overlapscope.advice.losses.largest_loss import (
+    OF_EXPOSED,
+    largest_loss,
+    late_gain_ns,
+    longer_beside_launches_ns,
+)
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.sharded_optimizer import sharded_optimizer
@@ -42,8 +50,9 @@ from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.slower_in_turn import slower_in_turn, uneven_steps
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
+from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
@@ -60,7 +69,7 @@ if TYPE_CHECKING:
     from overlapscope.whatif.result import WhatIf
 
 Rule = Callable[[RuleInput], Recommendation | None]
-TRIALS_OF_COMPUTE: Final = frozenset({"unfused_optimizer", "unfused_elementwise"})
+TRIALS_OF_COMPUTE: Final = frozenset({"unfused_optimizer", "unfused_elementwise", "gradient_accumulation"})
 """They may gain much or nothing, and have nothing to do with communication."""
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     launch_bound,
@@ -72,6 +81,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     host_copies,
     unfused_optimizer,
     unfused_elementwise,
+    gradient_accumulation,
     blocking_reductions,
     standing_still,
     pausing_host,
@@ -101,7 +111,9 @@ RULES: Final[tuple[Rule, ...]] = (
     expert_parallel,
     split_all_reduce,
     sharded_optimizer,
+    backward_prefetch,
     overlap_without_effect,
+    uneven_stages,
     little_compute,
 )
 SAME_TIME: Final = {
@@ -123,6 +135,8 @@ OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
     "sharded_optimizer", "sixteen_bit_exchange",
 }  # fmt: skip
 """Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
+OF_WAITING: Final = frozenset({"computing_calls", "uneven_steps", "uneven_stages"})
+"""Recommendations on what makes ranks wait: they are no settings whose gain waiting leaves out."""
 OF_LAUNCHES: Final = frozenset({"launch_bound", "flatten_gradients"})
 """Recommendations that lessen launches, and ..."""
 MOSTLY_HOST: Final = 0.5
@@ -161,8 +175,9 @@ def _by_rules(
         late = None
     first = [] if late and _is_of_launches(late, own, given) else _fixed_first(analysis, late, cores)
     found = {each.id: each for each in (*first, cores) if each is not None} | own
-    settings = [] if first else [rule for rule in RULES if rule not in OF_ONE_RANK]
-    found |= {each.id: each for rule in settings if (each := rule(given)) is not None}
+    settings = [] if any(map(comes_first, first)) else [rule for rule in RULES if rule not in OF_ONE_RANK]
+    of_settings = [each for rule in settings if (each := rule(given)) is not None]
+    found |= {each.id: each for each in (_without_waiting(of_settings, given, first) if first else of_settings)}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
@@ -178,14 +193,31 @@ def _by_rules(
     return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
 
 
+def _without_waiting(
+    settings: Sequence[Recommendation], given: RuleInput, late: Sequence[Recommendation]
+) -> list[Recommendation]:
+    """Return recommendations whose upper bound is worth it without the waiting for `late` ranks that it may hold."""
+    waits_ns = max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)), late_gain_ns(late, given.steps))
+    left = round(max((given.figures.exposed_comm_ns or 0) - waits_ns, 0))
+    found = []
+    for each in settings:
+        bound = None if each.gain_high_ns is None or each.id in OF_WAITING else min(each.gain_high_ns, left)
+        if bound is not None and each.per == given.per and given.is_worth(bound):
+            loss = None if each.loss_ns is None else min(each.loss_ns, left)
+            found.append(msgspec.structs.replace(each, gain_high_ns=bound, loss_ns=loss))
+    return found
+
+
 def _moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     """Return what the order of losses counts more, or less, for each: exposed communication that lack of cores may
     explain is one of cores; waiting for several ranks in turn, of which some stand still, is one of these; what calls
-    of devices take longer than their like is none of the recorded ranks, where launches cost more than the rest."""
+    of devices take longer than their like is none of the recorded ranks, where launches cost more than the rest; and
+    what the excess of a straggler costs is of that rank."""
     if analysis.run.has_device:
         exposed = next((each.loss_ns or 0 for each in found if each.id == "exposed_communication"), 0)
-        longer_ns = longer_beside_launches_ns(analysis, exposed)
-        return {"exposed_communication": -longer_ns} if longer_ns else {}
+        steps = analysis.headline.steps if analysis.headline.window == "step" else 1
+        moved_ns = longer_beside_launches_ns(analysis, exposed) + round(late_gain_ns(found, steps))
+        return {"exposed_communication": -moved_ns} if moved_ns else {}
     return _moved_to_cores(found, analysis) | _moved_to_still(found)
 
 
@@ -317,9 +349,9 @@ def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis)
 def ranked(
     found: Sequence[Recommendation], steps: int = 1, moved_ns: Mapping[str, int] | None = None
 ) -> list[Recommendation]:
-    """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
-    figure follow. `no_change` comes after them, then changes of numerics, and trials of compute that no figure bounds;
-    cores that many ranks share first.
+    """Sort recommendations by the loss of a step that they address, or what they are predicted to gain, where that is
+    more, the largest first, then by gain; those without a figure follow. `no_change` comes after them, then changes of
+    numerics, and trials of compute that no figure bounds; cores that many ranks share first.
 
     `steps` divides the figures of those that are of the whole recording; `moved_ns` counts more, or less, of a step for
     some (`_moved_ns`). A pause that is longer than the wait for cores
@@ -338,7 +370,7 @@ def ranked(
 
     def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
+        loss = max((gain if each.loss_ns is None else each.loss_ns) or 0, each.predicted_gain_ns or 0)
         by_loss, by_gain = -per_step(each, loss) - (moved_ns or {}).get(each.id, 0), -per_step(each, gain)
         unbounded = each.id in TRIALS_OF_COMPUTE and gain is None
         return unbounded, each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain

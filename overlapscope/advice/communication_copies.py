@@ -32,6 +32,8 @@ COPIES: Final = re.compile(r"fsdp::(?:all_gather_copy_in|split_with_sizes_copy|c
 """Operations that do nothing but copy: on CPUs all of their own time is that of copies ..."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 """... and a range in which all is copies."""
+LAUNCHES: Final = ("launch_rate", "pause")
+"""Kinds of losses in which the host launches late without waiting."""
 SIXTEEN_BITS: Final = 2
 """In bytes."""
 MANY: Final = 8
@@ -56,7 +58,9 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     ddp_host: float = 0.0
     """What a host took to launch these ..."""
     ddp_idle: float = 0.0
-    """... and how long the device was idle in that time."""
+    """... how long the device was idle in that time ..."""
+    launches: float = 0.0
+    """... and how long it was in all, for launches."""
 
 
 def communication_copies(given: RuleInput) -> Recommendation | None:
@@ -77,9 +81,9 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         id="communication_copies",
         title=f"{kinds} take {ms(sum(took.values()))} of a {ms(given.step_ns)} {given.per}{most}{idle}: compute that "
         "only serves communication",
-        # What copies less with FSDP2 gathers less, too: the copies bound no gain. Where the host is late, what it took
-        # to launch them may be saved as well.
-        at_most_ns=None if of_fsdp else spent.ddp + spent.ddp_host,
+        # What copies less with FSDP2 gathers less, too: the copies bound no gain. Of what the host took to launch them
+        # the device saves as much as it idled meanwhile, or for launches that came late for it.
+        at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, min(spent.ddp_host, spent.launches)),
         loss_ns=round(lost),
         apply={**({"ddp": of_ddp} if DDP in took else {}), **({"fsdp2": of_fsdp} if of_fsdp else {})},
         evidence={kind: round(ns) for kind, ns in took.items()}
@@ -169,7 +173,13 @@ def _copied(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Copi
         ddp=a_step(by_name | (rest & _within(out, spans.launch_ns))),
         ddp_host=length(intersection(out, inside)) / len(windows),
         ddp_idle=length(idle) / len(windows),
+        launches=length(intersection(_idle_for_launches(given, timeline.rank), inside)) / len(windows),
     )
+
+
+def _idle_for_launches(given: RuleInput, rank: int) -> Intervals:
+    losses = given.host_losses.get(rank, ())
+    return union(*((each.when.starts, each.when.ends) for each in losses if each.kind in LAUNCHES))
 
 
 def _launched_in_backward(timeline: RankTimeline) -> Intervals | None:

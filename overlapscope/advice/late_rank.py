@@ -9,11 +9,13 @@ from overlapscope.advice.rule_input import ms
 from overlapscope.advice.slower_in_turn import NO_LONGER, SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
 from overlapscope.timeline.dimensions import PIPELINE
+from overlapscope.timeline.operations import POINT_TO_POINT
 
 DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
@@ -119,7 +121,7 @@ def late_rank(
     straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
     if straggler is None and found.dominates() and found.weighs():
         found = _without_one_event(found, by_step(), analysis)
-    if straggler is None and any(row.dimension == PIPELINE for row in analysis.collectives):
+    if straggler is None and _of_stages(analysis.collectives):
         return None  # stages come to their common calls one after the other, by the schedule
     # A straggler weighs by its delays, which count uneven exchanges, too.
     matters = found.dominates() and (straggler or found.weighs())
@@ -129,6 +131,13 @@ def late_rank(
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
     in_turn = slower() if straggler is None and _window(analysis) == "step" else None
     return _recommended(analysis, found, straggler, in_turn)
+
+
+def _of_stages(rows: Sequence[CollectiveRow]) -> bool:
+    """Return whether calls are of a pipeline, or messages between ranks make most of the exposed time, as in one."""
+    messages_ns = sum(row.exposed_ns or 0 for row in rows if row.op in POINT_TO_POINT)
+    exposed_ns = sum(row.exposed_ns or 0 for row in rows)
+    return any(row.dimension == PIPELINE for row in rows) or messages_ns > exposed_ns / 2
 
 
 def _window(analysis: Analysis) -> Literal["step", "recording"]:

@@ -1,12 +1,18 @@
 """Rules: exposed calls of tensor and of expert parallelism, whose results the next layer needs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+import numpy as np
+
+from overlapscope.advice.calls.savings import saved_by_overlap_ns
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.dimensions import EXPERT, TENSOR
+from overlapscope.timeline.dimensions import BACKWARD, EXPERT, TENSOR
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline
 
 EXPERTS: Final = frozenset({"dispatch", "combine"})
 """Operations of the libraries of expert parallelism."""
@@ -20,6 +26,9 @@ OTHER_DISPATCHER: Final = {
 MOSTLY: Final = 0.5
 """Calls of which this share is overlapped are so already. A choice."""
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
+LAYERS: Final = 4
+"""Least calls of one size in forward, and in backward, of what may be layers over ranks. A choice: two a layer."""
+LATEST: Final = int(np.iinfo(np.int64).max)
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
@@ -31,23 +40,56 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     needs streams."""
     if not given.run_has_device:
         return None
-    rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
-    (exposed, ran), ops = given.united_ns(rows), {row.op for row in rows}
-    if not given.is_worth(given.besides_ns(exposed)) or _are_besides(rows, given):
+    named = [row for row in given.analysis.collectives if row.dimension == TENSOR]
+    rows = named or _in_layers(given)
+    at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
+    if not given.is_worth(at_most) or _are_besides(rows, given):
         return None
+    (exposed, ran), ops = given.united_ns(rows), {row.op for row in rows}
     whole = not ops & GATHERS
+    what = "the calls of tensor parallelism" if named else "all-reduces of one size in forward and backward"
+    why = "" if named else " (tensor parallelism?)"
     return recommended(
         given,
         id="tensor_parallel",
-        title=f"{_overlap(exposed, ran)} the calls of tensor parallelism: {ms(exposed)} of a "
+        title=f"{_overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
         f"{', each of a whole activation' if whole else ''}",
-        at_most_ns=given.besides_ns(exposed),
+        at_most_ns=at_most,
         apply=_serving() if given.job.serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
         measured=["communication of these groups beside which nothing is computed"],
         assumed=[ASSUMED],
     )
+
+
+def _in_layers(given: RuleInput) -> list[CollectiveRow]:
+    """Return the large all-reduces, of no known dimension, that run before the first call of backward, and as large
+    ones in it, in each step that is seen: gradients are reduced in neither, or not in both."""
+    found: set[int] = set()
+    for at, (timeline, windows) in enumerate(given.some_ranks()):
+        own = _sizes_of_layers(timeline, windows)
+        found = own if at == 0 else found & own
+    return [
+        row
+        for row in given.analysis.collectives
+        if row.op == "all_reduce" and row.dimension is None and row.bytes in found
+    ]
+
+
+def _sizes_of_layers(timeline: RankTimeline, windows: Windows) -> set[int]:
+    calls, names = timeline.collectives, timeline.names
+    rows = rows_named(calls.op, names, "all_reduce".__eq__) & (calls.dimension < 0) & (calls.bytes >= LARGE_BYTES)
+    backward = rows_named(calls.phase, names, BACKWARD.__eq__)
+    window = window_of(windows, calls.start_ns)
+    sizes = []
+    for each in range(len(windows)):
+        here = rows & (window == each)
+        first = calls.start_ns[backward & (window == each)].min(initial=LATEST)
+        parts = here & backward, here & (calls.start_ns < first)
+        counts = [Counter(calls.bytes[part].tolist()) for part in parts]
+        sizes.append({size for size, count in (counts[0] & counts[1]).items() if count >= LAYERS})
+    return set.intersection(*sizes) if sizes else set()
 
 
 def _are_besides(rows: Sequence[CollectiveRow], given: RuleInput) -> bool:
@@ -90,9 +132,10 @@ def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 def expert_parallel(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the exchange of tokens between experts is exposed for long enough."""
     rows = exchanges_of_experts(given.analysis.collectives)
-    exposed, ran = given.united_ns(rows)
-    if not given.is_worth(given.besides_ns(exposed)):
+    at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
+    if not given.is_worth(at_most):
         return None
+    exposed, ran = given.united_ns(rows)
     uneven = next((each for each in given.analysis.findings if each.id.startswith(IMBALANCE)), None)
     why = ", and tokens are spread unevenly over experts" if uneven else ""
     return recommended(
@@ -100,7 +143,7 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         id="expert_parallel",
         title=f"{_overlap(exposed, ran)} the exchange between experts: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}",
-        at_most_ns=given.besides_ns(exposed),
+        at_most_ns=at_most,
         apply={"serving": "vllm serve ... --enable-eplb  # experts moved and copied by load"}
         if given.job.serves
         else {

@@ -26,6 +26,8 @@ from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
 from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
 from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_graph_run
 
+PREFETCH: Final = "backward_prefetch"
+"""The rule that finds no prefetch in backward."""
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3
 """Number of caps of a list that a title shows; the code has all."""
@@ -40,7 +42,13 @@ APPLY: Final = {
 
 FSDP1: Final = "FullyShardedDataParallel."
 """In names of the ranges of FSDP's first version, which has other settings."""
-SHARD_GRAD_OP: Final = "FullyShardedDataParallel(module, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)"
+OF_FSDP1: Final = {
+    ("reshard_after_forward", False): ("sharding_strategy", "SHARD_GRAD_OP", "ShardingStrategy.SHARD_GRAD_OP"),
+    ("backward_prefetch", 1): ("backward_prefetch", "BACKWARD_PRE", "BackwardPrefetch.BACKWARD_PRE"),
+    ("forward_prefetch", 1): ("forward_prefetch", "True", "True"),
+    ("reduce_dtype", "16-bit"): ("mixed_precision", "16-bit", "MixedPrecision(reduce_dtype=torch.bfloat16)"),
+}
+"""By knob and value what FullyShardedDataParallel has for it: its argument, the value in words, and in code."""
 ASSUMED: Final = {
     "per_bucket_us": "what a bucket costs its host",
     "latency_us": "the part of a transfer that does not depend on its bytes",
@@ -101,9 +109,14 @@ def _by_fsdp_replay(
         result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    advised = fsdp_advice(result)
     if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
-        advised = [for_fsdp1(each) for each in advised]
+        result = with_best_of_fsdp1(result)
+        advised = [for_fsdp1(each) for each in fsdp_advice(result)]
+    else:
+        advised = fsdp_advice(result)
+    if any("backward_prefetch" in each.knobs for each in advised):
+        found = [each for each in found if each.id != PREFETCH]
+    found = [_with_replayed_gain(each, result) if each.id == PREFETCH else each for each in found]
     return [*advised, *(_without_bits(found) if advised else found)], fsdp_reasons(result.reasons)
 
 
@@ -127,9 +140,47 @@ def _without_bits(found: Sequence[Recommendation]) -> list[Recommendation]:
 
 def for_fsdp1(each: Recommendation) -> Recommendation:
     """Return a recommendation with code for FullyShardedDataParallel, where that has the same setting."""
-    if each.knobs != {"reshard_after_forward": False}:
+    setting = _of_fsdp1(each.knobs)
+    if setting is None:
         return msgspec.structs.replace(each, apply={})
-    return msgspec.structs.replace(each, title="Set sharding_strategy=SHARD_GRAD_OP", apply={"torch": SHARD_GRAD_OP})
+    name, value, code = setting
+    title = each.title if each.changes_numerics else f"Set {name}={value}"
+    return msgspec.structs.replace(
+        each, title=title, apply={"torch": f"FullyShardedDataParallel(module, {name}={code})"}
+    )
+
+
+def with_best_of_fsdp1(result: WhatIf) -> WhatIf:
+    """Return a prediction whose best change is one that FullyShardedDataParallel has, if any such surely gains."""
+    rows = [
+        each
+        for each in result.scenarios[1:]
+        if _of_fsdp1(each.knobs) and each.gain_low > 0 and not each.changes_numerics and not each.hypothetical
+    ]
+    if result.verdict != "change" or not rows:
+        return result
+    best = min(rows, key=lambda each: each.predicted_step_ns)
+    return msgspec.structs.replace(result, best=msgspec.structs.replace(result.best, knobs=best.knobs))
+
+
+def _of_fsdp1(knobs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    return OF_FSDP1.get(next(iter(knobs.items()))) if len(knobs) == 1 else None
+
+
+def _with_replayed_gain(each: Recommendation, result: WhatIf) -> Recommendation:
+    """Return the rule's recommendation of backward prefetch with the gain that the replay predicts, if it surely is."""
+    none, row = (
+        next((one for one in result.scenarios if one.knobs == {"backward_prefetch": depth}), None) for depth in (0, 1)
+    )
+    if none is None or row is None or row.gain_low <= 0 or result.verdict == "insufficient_data" or result.waiting:
+        return each
+    more_bytes = row.memory_bytes - none.memory_bytes  # the rule says that none is gathered ahead
+    of_replay = scenario_recommendation(result, row, PREFETCH, each.title, "change", memory_bytes=more_bytes)
+    instead = "that parameters do not stay gathered: then backward gathers none"
+    return msgspec.structs.replace(
+        of_replay, apply=each.apply, per=each.per, loss_ns=each.loss_ns, measured=each.measured,
+        evidence={**each.evidence, **of_replay.evidence}, assumed=[*of_replay.assumed, instead],
+    )  # fmt: skip
 
 
 def fsdp_reasons(reasons: Sequence[str]) -> list[str]:

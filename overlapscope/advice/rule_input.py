@@ -1,6 +1,7 @@
 """The input of the rules: a run, its analysis, and its headline."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from statistics import fmean
 from typing import Any, Final, Literal, Self
 
@@ -10,13 +11,15 @@ import numpy as np
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
+from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
 from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline, Run
@@ -39,7 +42,7 @@ DAMAGED: Final[NoCauses] = "unreadable_host_events"
 Windows = tuple[tuple[int, int], ...]
 
 
-class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
+class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run with its figures; times in ns."""
 
     run: Run
@@ -51,6 +54,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether figures are of steps, or of whole recordings because no step is complete."""
     coverage: Mapping[int, Coverage]
     """By rank, when it computed, communicated and copied."""
+    parts: Mapping[int, OwnParts]
+    """By rank, what its own spans say of each of its calls, and of its exposed time."""
     windows: Mapping[int, Windows]
     """By rank, (start, end) of each step in ns on its own clock."""
     numbers: Mapping[int, tuple[int, ...]]
@@ -81,6 +86,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             analysis=analysis,
             transfers=cross_rank.transfers(run),
             coverage={rank: own.coverage for rank, own in alone.items()},
+            parts={rank: own.parts for rank, own in alone.items()},
             per="step" if of_steps else "recording",
             windows={rank: each for rank, each in windows.items() if each},
             numbers={rank: numbers[rank] for rank, each in windows.items() if each},
@@ -89,6 +95,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             figures=analysis.headline,
             cross_rank=cross_rank,
         )
+
+    @cached_property
+    def arrivals(self) -> Mapping[int, Arrivals]:
+        """By rank, when the last recorded member came to each of its calls."""
+        return arrivals(self.run, self.cross_rank)
 
     @property
     def step_ns(self) -> int:
@@ -133,23 +144,30 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         `exposed_ns` divides time in which several calls are exposed among them: what overlap of these rows alone can
         gain, while others stay exposed, is up to all of it.
         """
-        kinds = {(row.op, row.group, row.dimension) for row in rows}
-        each = [self._united_ns(timeline, windows, kinds) for timeline, windows in self.some_ranks()]
+        asked = list(rows)
+        each = [self._united_ns(timeline, windows, asked) for timeline, windows in self.some_ranks()]
         exposed, ran = zip(*each, strict=True) if each else ((0.0,), (0.0,))
         return fmean(exposed), fmean(ran)
 
     def _united_ns(
-        self, timeline: RankTimeline, windows: Windows, kinds: Collection[tuple[str | None, str | None, str | None]]
+        self, timeline: RankTimeline, windows: Windows, rows: Iterable[CollectiveRow]
     ) -> tuple[float, float]:
-        calls, names = timeline.collectives, timeline.names
-        which, first = factorize_rows([calls.op, calls.group, calls.dimension])
-        columns = (calls.op, calls.group, calls.dimension)
-        named = [tuple(names[code] if (code := int(each[at])) >= 0 else None for each in columns) for at in first]
-        own = np.array([each in kinds for each in named], np.bool_)[which]
-        own &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
+        calls = timeline.collectives
+        own = self.calls_of(timeline, rows) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
         busy = intersection(union((calls.start_ns[own], calls.end_ns[own])), time_of(windows))
         exposed = difference(busy, self.coverage[timeline.rank].compute)
         return length(exposed) / max(len(windows), 1), length(busy) / max(len(windows), 1)
+
+    def calls_of(self, timeline: RankTimeline, rows: Iterable[CollectiveRow]) -> Flags:
+        """Return which calls of a rank are of these rows, by operation, group, dimension and size."""
+        calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
+        kinds = {(row.op, row.group, row.dimension, row.bytes) for row in rows}
+        which, first = factorize_rows([calls.op, calls.group, calls.dimension, calls.bytes])
+        named = [
+            (names[calls.op[at]], names[calls.group[at]], names[calls.dimension[at]], or_none(int(calls.bytes[at])))
+            for at in first.tolist()
+        ]
+        return np.array([each in kinds for each in named], np.bool_)[which]
 
     def besides_ns(self, exposed_ns: float) -> float:
         """Return how much of exposed time can be overlapped: at most the time of a step without communication."""

@@ -38,9 +38,9 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="busy_lane",
-        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_label(behind)} waits on "
+        title=f"{ms(queued)} of a {ms(given.step_ns)} {given.per} are exposed while {_label(behind)} waits on "
         f"its stream for {_label(before)}: give it its own communicator",
-        at_most_ns=queued * share,
+        at_most_ns=queued,
         apply={
             "torch": "own = torch.distributed.new_group(ranks)  # its own communicator and stream",
             "fsdp2": "model.set_separate_reduce_scatter_group()  # torch 2.13 and later",

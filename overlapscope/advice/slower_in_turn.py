@@ -1,6 +1,7 @@
 """Which rank computes longer in each step, where ranks wait for one now and for another then, on devices; and the rule
 that says so where waiting is not the largest loss."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Final
@@ -20,6 +21,8 @@ MOST_OF_IT: Final = 0.5
 IN_STEPS: Final = 0.75
 """Ranks explain it in this share of the steps in which others wait. A choice."""
 FEWEST_STEPS: Final = 3
+OF_RANKS: Final = 0.75
+"""A step counts that is complete on this share of the ranks: recordings of some may begin or end a step apart."""
 MOST_STEPS: Final = 8
 """In whose order ranks that are slower in turn are named."""
 CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
@@ -119,7 +122,8 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
 def _always(rank: int, steps: Mapping[int, Mapping[int, "_OfStep"]]) -> bool:
     """Return whether a rank computes longer than the median in most steps, by about as much: it has another role, such
     as the last stage of a pipeline, and is longest now before, now after others of that role."""
-    longer = [of[rank].compute_ns - median(each.compute_ns for each in of.values()) for of in steps.values()]
+    own = [of for of in steps.values() if rank in of]
+    longer = [of[rank].compute_ns - median(each.compute_ns for each in of.values()) for of in own]
     most = max(longer)
     return sum(each >= MOST_OF_IT * most > 0 for each in longer) >= IN_STEPS * len(longer)
 
@@ -131,7 +135,8 @@ class _OfStep(msgspec.Struct, frozen=True):
 
 
 def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
-    """Return the figures of each rank in each step that is complete on all; empty where figures are of recordings."""
+    """Return the figures of each rank in each step that is complete on nearly all (`OF_RANKS`); empty where figures are
+    of recordings."""
     if analysis.headline.window != "step" or not analysis.ranks:
         return {}
     of_ranks = {
@@ -142,8 +147,9 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
         }
         for info in analysis.ranks
     }
-    common = set.intersection(*(set(own) for own in of_ranks.values()))
-    return {step: {rank: own[step] for rank, own in of_ranks.items()} for step in sorted(common)}
+    ranks_of = Counter(step for own in of_ranks.values() for step in own)
+    common = sorted(step for step, ranks in ranks_of.items() if ranks >= max(OF_RANKS * len(of_ranks), 2))
+    return {step: {rank: own[step] for rank, own in of_ranks.items() if step in own} for step in common}
 
 
 def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
@@ -154,7 +160,7 @@ def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
         return None
     ran = {info.rank: _kernels(given, info.rank, [each.step for each in info.steps if each.complete]) for info in ranks}
     for step, slow in rank_of.items():
-        own, peers = ran[slow].get(step), [each.get(step) for rank, each in ran.items() if rank != slow]
+        own, peers = ran[slow].get(step), [each[step] for rank, each in ran.items() if rank != slow and step in each]
         known = [each for each in peers if each is not None]
         if own is None or len(known) < len(peers):
             return None

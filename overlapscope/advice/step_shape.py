@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.savings import saved_by_overlap_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, size
@@ -39,6 +40,7 @@ AT_ONCE: Final = 0.05
 BOUND: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
 )
+MAY_WAIT: Final = "that these calls do not wait for ranks that were not recorded, which no overlap saves"
 ONE_BUCKET: Final = "# one bucket for all gradients, or a model that is a single module, is ready only at the end"
 LAST_FIRST: Final = (
     "# all calls are launched at once: buckets are sent in order, and the first one waits for a gradient that is ready "
@@ -82,15 +84,16 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         if row.op == "all_reduce" and row.dimension in (None, DATA) and (row.bytes or 0) > GIANT_BYTES
     ]
     exposed = given.exposed_ns(rows)
-    at_most = given.besides_ns(exposed)
+    at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
     if given.job.serves or not given.is_worth(at_most):
         return None
+    waits = any(row.estimate == "upper_bound" for row in rows)
     largest = max(row.bytes or 0 for row in rows)
     return recommended(
         given,
         id="split_all_reduce",
         title=f"Split all-reduces of {largest / 2**30:.1f} GiB: one begins only when all that it sends is ready, and "
-        f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed",
+        f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed{', waiting included' if waits else ''}",
         at_most_ns=at_most,
         apply={
             "ddp": "DistributedDataParallel(model, bucket_cap_mb=100)  # each bucket is sent while backward goes on",
@@ -99,7 +102,7 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         },
         evidence={"exposed_ns": round(exposed), "most_bytes": largest, "calls": sum(row.count for row in rows)},
         measured=["sizes, and the time of these calls beside which nothing is computed"],
-        assumed=[BOUND],
+        assumed=[BOUND, *([MAY_WAIT] if waits else [])],
     )
 
 
@@ -111,9 +114,9 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     if given.job.serves or not used or not (given.run_has_device or _one_bucket(given)):
         return None
     ops = {op for key in used for op in OVERLAPPED[key]}
-    rows = given.analysis.collectives
-    exposed = given.exposed_ns(row for row in rows if row.op in ops and row.dimension in (None, DATA))
-    at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed))
+    rows = [row for row in given.analysis.collectives if row.op in ops and row.dimension in (None, DATA)]
+    exposed = given.exposed_ns(rows)
+    at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed, saved_by_overlap_ns(given, rows)))
     if not given.is_worth(at_most) or overlapped > NOTHING * comm:
         return None
     how = OVERLAPPING[used[0]] if given.run_has_device else "DDP reduces all gradients at once, when backward ends"

@@ -11,6 +11,7 @@ from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
 from overlapscope.analysis.checks.host_pauses import host_pauses
 from overlapscope.analysis.checks.intent import intent_findings
+from overlapscope.analysis.checks.launch_gaps import launch_gaps, launched_before
 from overlapscope.analysis.checks.links.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.links.slower_messages import slower_messages
 from overlapscope.analysis.checks.longer_kernels import longer_kernels
@@ -24,6 +25,7 @@ from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
+from overlapscope.analysis.checks.rising_kernels import rising_kernels
 from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
@@ -103,7 +105,10 @@ def findings_of(asked: Asked) -> list[Finding]:
         *shared,
         *still,
         *unmarked_steps(run),
-        *recording_gaps(run.sources, _linkage(alone), _launch_graphs(run)),
+        *recording_gaps(
+            run.sources, _linkage(alone), _launch_graphs(run), lambda rank: launched_before(run.ranks[rank])
+        ),
+        *launch_gaps(run),
         *unread_ranks(run),
         *_uneven_stages(run, asked.work, asked.ranks, alone),
         *longer_kernels(
@@ -112,6 +117,7 @@ def findings_of(asked: Asked) -> list[Finding]:
             of_steps_ns,
             [rank for each in asked.held for rank in (each.rank, *each.late_with)],
         ),
+        *rising_kernels(run, {info.rank: _computed_ns(info) for info in asked.ranks}),
         *longer_calls(run, asked.head, asked.windows, asked.longer),
         *partly_recorded_groups(run, asked.cross_rank),
         *pipeline_bubbles(run, stages),

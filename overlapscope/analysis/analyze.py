@@ -11,6 +11,7 @@ from overlapscope.analysis.common.findings import Listed
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
@@ -70,7 +71,8 @@ def analyze(
     late, held = held, without_taking_turns(held, waits_for_late_ranks(ranks), run)
     links = with_cores(run, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs), shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
-    collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
+    numbers = CallIndex.of(run, cross_rank.splits).call
+    collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, numbers)
     of_windows = rank_windows(ranks, alone)
     head = headline(of_windows, cross_rank)
     findings = findings_of(

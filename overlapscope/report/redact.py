@@ -70,8 +70,8 @@ def _words(words: str, between: str = "[ _+-]") -> str:
 
 
 _OURS: Final = _words(
-    "a|across|activations|after|against|algbw|algobw|algorithm|all|allgather|allocation|allocator|allreduce|alltoall"
-    "|alone|and|apart|appeared|archive|as|ascend|attributed|avg|backward|bandwidth|barrier|base|because|before|begins"
+    "a|accumulation|across|activations|after|against|algbw|algobw|algorithm|all|allgather|allocation|allocator|allreduce"
+    "|alltoall|alone|and|apart|appeared|archive|as|ascend|attributed|avg|backward|bandwidth|barrier|base|because|before|begins"
     r"|behind|below|benchmark|between|bit|blame|blocking|both|bound|broadcasts?|bubble|bucket\d*|buckets|busbw|busy|by"
     "|bytes|c10d|call|called|calls|came|candidate|cap|cards|causes|chakra|chance|change|channels|churn|clock"
     "|coalesced|collection|collective|collectives|collector|collnet|combines|comm|comms|communicated|communication"
@@ -92,8 +92,8 @@ _OURS: Final = _words(
     "|pause|paused|pauses|pausing|pcie|peer|peers|per|perfetto|pipeline|place|places|plugin|polls|possible|potential"
     "|power|predicted|prefetch|preparing|profiler|progress|queue|queued|range|rank|ranks|rate|ratio|rdma|reasons"
     "|received|receiver|receiving|recorded|recorder|recording|recurring|recv|reduce|reducescatter|reductions"
-    "|regrouped|repair|repaired|repeated|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender"
-    "|sending|seq|serving|setting|sharded|share|shared|shrank|sided|since|single|sixteen|size|sizes|slow|slowdown"
+    "|regrouped|repair|repaired|repeated|replay|reported|retries|ring|rising|rocprofv3|run|runs|s|scatter|sdma|send"
+    "|sender|sending|seq|serving|setting|sharded|share|shared|shrank|sided|since|single|sixteen|size|sizes|slow|slowdown"
     "|slower|slowest|slowing|slowness|sm|small|socket|software|source|spans|split|stage|stages|stand|standing|start"
     "|starts|stated|step|steps|still|straggler|stream|stuck|synchronisation|synchronising|synchronization|table|tail"
     "|telemetry|tensor|tensors|tests|text|than|the|then|throttle|throttled|ticks|time|timeout|timeouts|timer|timers"

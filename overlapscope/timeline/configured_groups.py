@@ -2,7 +2,7 @@
 
 Traces of older profilers write how many members the group of a call has, but not which group it is, while the metadata
 of the same trace lists all groups with their ranks. Where all listed groups of that size that hold a rank have the same
-members, these are the members of its call.
+members, these are the members of its call. Sends and receives follow from their peers (`timeline/message_groups.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.message_groups import with_message_groups
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline
@@ -27,8 +28,14 @@ def with_configured_groups(
     Several listed groups of the same members are one here, of a name of its own, if each rank makes these calls on one
     stream: else they may be in another order on each rank. Groups of all ranks are left out, whose members are known
     from their size; and so are calls without a size, which may be of any, and groups that other calls name: these calls
-    have sequence numbers, which nameless ones lack.
+    have sequence numbers, which nameless ones lack. Sends and receives without a size are of the group of their peers.
     """
+    return with_message_groups(*_with_groups_of_sizes(ranks, groups, world_size), world_size)
+
+
+def _with_groups_of_sizes(
+    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
+) -> tuple[Mapping[int, RankTimeline], tuple[Group, ...]]:
     listed = [group for group in groups if group.ranks is not None and 1 < len(group.ranks) != world_size]
     if not listed:
         return ranks, groups

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline
@@ -36,6 +37,8 @@ FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+|s+\?+r+")
 """What the first stage of a pipeline sends (s), receives (r) or does both of (?) in a step, in order of time ..."""
 STAGE: Final = re.compile(r"r[rs?]*s")
 """... and any later one."""
+OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
+"""torch's annotation, which ends a step where none was marked."""
 
 
 def dimension_of(text: str | None) -> str | None:
@@ -193,17 +196,27 @@ def _names_no_peer(timeline: RankTimeline, group: Group) -> bool:
 
 
 def _messages(timeline: RankTimeline, group: Group) -> dict[int, str]:
-    """Return by step what a rank did in a group, in order of time: s for a send, r for a receive, ? for all else."""
+    """Return by step what a rank did in a group, in order of time: s for a send, r for a receive, ? for all else. Where
+    no call has a step, it is what was launched from one optimizer to the next."""
     calls, names = timeline.collectives, timeline.names
     if group.name not in names:
         return {}
-    rows = np.flatnonzero((calls.group == names.index(group.name)) & (calls.step != NONE))
+    step = calls.step if (calls.step != NONE).any() else _optimizers_before(timeline)
+    rows = np.flatnonzero((calls.group == names.index(group.name)) & (step != NONE))
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
     said = ["s" if names[code] == "send" else "r" if names[code] == "recv" else "?" for code in calls.op[rows].tolist()]
     order: dict[int, list[str]] = {}
-    for step, each in zip(calls.step[rows].tolist(), said, strict=True):
-        order.setdefault(step, []).append(each)
-    return {step: "".join(each) for step, each in order.items()}
+    for number, each in zip(step[rows].tolist(), said, strict=True):
+        order.setdefault(number, []).append(each)
+    return {number: "".join(each) for number, each in order.items()}
+
+
+def _optimizers_before(timeline: RankTimeline) -> Ints:
+    """Return how many optimizers began before each call was launched; NONE before the first and after the last one."""
+    calls, notes = timeline.collectives, timeline.annotations
+    begun = np.sort(notes.start_ns[rows_named(notes.name, timeline.names, OPTIMIZER_STEP.match)])
+    before = np.searchsorted(begun, np.where(calls.launch_ns == NONE, calls.start_ns, calls.launch_ns))
+    return np.where((before > 0) & (before < begun.size), before, NONE)
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:

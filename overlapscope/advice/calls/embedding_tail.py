@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.savings import saved_time, transferring
 from overlapscope.advice.last_bucket import MOST_STEPS, OF_BUCKET, last_bucket
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
@@ -77,8 +78,7 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
     table = timeline.gradients
     calls = timeline.collectives
     reduces = timeline.names.index("all_reduce") if "all_reduce" in timeline.names else -2
-    transfer = given.transfers[timeline.rank].transfer_ns
-    compute = BusyTime(given.coverage[timeline.rank].compute)
+    since, saved = transferring(given, timeline).since_ns, BusyTime(saved_time(given, timeline))
     exposed: list[int] = []
     last = -1
     bucket = 0
@@ -91,13 +91,11 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         if row is None:
             continue
         at = int(rows[row])
-        start, end = int(calls.start_ns[at]), int(calls.end_ns[at])
+        start = int(calls.start_ns[at])
         if not any(begin <= start < until for begin, until in windows):
             continue
         last, bucket = int(own[-1]), int(calls.elements[at])
-        if transfer[at] != NONE:
-            start = max(start, end - int(transfer[at]))
-        exposed.append(end - start - int(compute.within(np.array([start]), np.array([end]))[0]))
+        exposed.append(int(saved.within(since[at : at + 1], calls.end_ns[at : at + 1])[0]))
     if last < 0:
         return None
     elements = int(table.elements[last])

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.savings import saved_by_overlap_ns
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.build.host_ranges import DDP_BUFFERS
@@ -36,10 +37,10 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where broadcasts of the same sizes in each step are exposed for long enough."""
     found = [_broadcasts(timeline, windows) for timeline, windows in given.some_at_hand()]
     one = found[0] if found else None
-    exposed = given.exposed_ns(
-        row for row in given.analysis.collectives if row.op == "broadcast" and (row.dimension or DATA) == DATA
-    )
-    if one is None or None in found or not given.is_worth(exposed):
+    rows = [row for row in given.analysis.collectives if row.op == "broadcast" and (row.dimension or DATA) == DATA]
+    exposed = given.exposed_ns(rows)
+    at_most = min(exposed, saved_by_overlap_ns(given, rows))
+    if one is None or None in found or not given.is_worth(at_most):
         return None
     what = "DDP broadcasts its buffers" if one.of_buffers else "each step broadcasts tensors of the same sizes"
     calls = "one call" if one.calls == 1 else f"{one.calls} calls"
@@ -53,7 +54,7 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
         id="repeated_broadcasts",
         title=f"Broadcast less: {what}, {one.size_bytes / 1e6:.1f} MB in {calls}, and {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed for it; {unless}",
-        at_most_ns=exposed,
+        at_most_ns=at_most,
         apply={"ddp": "DistributedDataParallel(model, broadcast_buffers=False)  # or SyncBatchNorm"}
         if one.of_buffers
         else {"torch": "torch.distributed.broadcast(parameter, src=0)  # once, before the first step"},

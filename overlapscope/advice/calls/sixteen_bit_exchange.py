@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.advice.calls.savings import faster_beside_half_ns, saved_by_half_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Floats, Ints
@@ -29,6 +30,8 @@ APPLY: Final = {
 class _Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     """The large all-to-alls of a rank in float32."""
 
+    rank: int
+    rows: Ints
     sizes: Ints
     gbs: Floats
     """Bytes of each by its time, which may hold waiting."""
@@ -52,15 +55,17 @@ def sixteen_bit_exchange(given: RuleInput) -> Recommendation | None:
     best = _steady_gbs(some)
     if not best:
         return None
-    transfer_ns, sent, calls = 0.0, 0.0, 0.0
+    transfer_ns, sent, calls, saved, faster = 0.0, 0.0, 0.0, 0.0, 0.0
     for one in some:
         steady = np.array([best.get(name, 0.0) for name in one.names])[one.group]
-        sizes = one.sizes[steady > 0]
-        transfer_ns += float((sizes / steady[steady > 0]).sum()) / one.windows / len(each)
+        sizes, needs = one.sizes[steady > 0], one.sizes[steady > 0] / steady[steady > 0]
+        own, rows = given.run.ranks[one.rank], one.rows[steady > 0]
+        saved += saved_by_half_ns(given, own, given.windows[one.rank], rows, needs) / len(each)
+        faster += faster_beside_half_ns(given, own, rows, needs) / len(each)
+        transfer_ns += float(needs.sum()) / one.windows / len(each)
         sent, calls = sent + int(sizes.sum()) / one.windows / len(each), calls + sizes.size / one.windows / len(each)
     exposed = sum(one.exposed_ns for one in some) / len(each)
-    at_most = min(exposed, transfer_ns / 2)
-    if not given.is_worth(at_most):
+    if not given.is_worth(saved):
         return None
     found = recommended(
         given,
@@ -68,7 +73,8 @@ def sixteen_bit_exchange(given: RuleInput) -> Recommendation | None:
         title=f"Try to exchange 16 bits: all_to_all calls carry {sent / 1e9:.3g} GB a {given.per} in float32, about "
         f"{ms(transfer_ns / calls)} of each is probably transfer, as they are as fast in each step, and {ms(exposed)} "
         f"of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
-        at_most_ns=at_most,
+        at_most_ns=saved + faster,
+        loss_ns=round(saved),
         apply=APPLY,
         evidence={"bytes": round(sent), "exposed_ns": round(exposed), "transfer_ns": round(transfer_ns)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
@@ -93,6 +99,8 @@ def _exchanged(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _E
     codes = calls.group[own[first]].tolist()
     busy = intersection(union((start, end)), time_of(windows))
     return _Exchanged(
+        rank=timeline.rank,
+        rows=own,
         sizes=calls.bytes[own],
         gbs=calls.bytes[own] / np.where(transfer > 0, transfer, end - start),
         group=group,

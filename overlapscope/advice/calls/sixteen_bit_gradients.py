@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.advice.calls.savings import faster_beside_half_ns, moving_ns, saved_by_half_ns, transferring
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of
 from overlapscope.advice.setting_code import HOOK
-from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
+from overlapscope.analysis.exposure.longer_than_like import LONGER
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags
 from overlapscope.timeline.dimensions import BACKWARD, DATA
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
-from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
 
 REDUCE: Final = ("all_reduce", "reduce_scatter")
@@ -37,6 +37,10 @@ SUMS_FLOAT32: Final = re.compile(r"nccl\w*Kernel_(?:AllReduce|ReduceScatter)_\w*
 LONG_NS: Final = 200_000
 """A call of unknown size that transfers for as long is no small one. A choice: some times NCCL's latency."""
 MOSTLY: Final = 0.5
+UNSPLIT: Final = (
+    f"that those whose wait is not known transfer at most {LONGER} times as long as the fast ones of their size: where "
+    "these wait, too, the bound holds waiting"
+)
 LATEST: Final = int(np.iinfo(np.int64).max)
 APPLY: Final = {
     "ddp": HOOK,
@@ -56,8 +60,12 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     bus_bytes: float
     """As much on a link, as nccl-tests count it."""
     exposed_ns: float
+    saved_ns: float
+    """What of that half of the transfers can save, at most ..."""
+    faster_ns: float
+    """... and what compute beside them saves."""
     took_ns: float
-    """How long it transferred."""
+    """How long it transferred, at most."""
     split: bool
     """Whether that is known of all calls."""
     least_bytes: int
@@ -72,18 +80,18 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
         return None
     each = [_sent(given, timeline, windows) for timeline, windows in given.some_at_hand()]
     some = [one for one in each if one.took_ns]
-    sent, bus, exposed, took = (
+    sent, bus, exposed, saved, faster, took = (
         sum(getattr(one, part) for one in some) / max(len(each), 1)
-        for part in ("bytes", "bus_bytes", "exposed_ns", "took_ns")
+        for part in ("bytes", "bus_bytes", "exposed_ns", "saved_ns", "faster_ns", "took_ns")
     )
-    at_most = min(exposed, took / 2)
-    if not given.is_worth(at_most) or not _computes_in_sixteen(given):
+    if not given.is_worth(saved) or not _computes_in_sixteen(given):
         return None
     split = all(one.split for one in some)
     least, most = min(one.least_bytes for one in some), max(one.most_bytes for one in some)
     sizes = f"of {least / 1e6:.3g}" + (f" to {most / 1e6:.3g} MB" if most > least else " MB")
     reduces = (
-        f"a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls {sizes}, {bus / took:.3g} GB/s on the bus)"
+        f"a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls {sizes}, {'' if split else 'at least '}"
+        f"{bus / took:.3g} GB/s on the bus)"
         if sent
         else f"a rank reduces in float32 for {ms(took)} a {given.per}, as the names of kernels say,"
     )
@@ -92,14 +100,15 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
         id="sixteen_bit_gradients",
         title=f"Try to send 16-bit gradients: {reduces} while matrix products are computed in 16 bits, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
-        at_most_ns=at_most,
+        at_most_ns=saved + faster,
+        loss_ns=round(saved),
         apply=HOROVOD if "horovod" in given.job.frameworks else APPLY,
         evidence=({"bytes": round(sent), "busbw_gbs": bus / took} if sent else {})
         | {"exposed_ns": round(exposed), "transfer_ns": round(took)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
             "that calls take half as long with half of the bytes: the gain is an upper bound",
-            *([] if split else ["that those whose wait is not known transfer as long as the fastest of their size"]),
+            *([] if split else [UNSPLIT]),
         ],
     )
     return replace(found, changes_numerics=True)
@@ -119,14 +128,11 @@ def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
     inside = time_of(windows)
     own = np.flatnonzero(rows)
     own = own[BusyTime(inside).within(calls.start_ns[own], calls.start_ns[own] + 1) > 0]
-    took = calls.end_ns[own] - calls.start_ns[own]
-    transfer = given.transfers[timeline.rank].transfer_ns[own]
-    waits = transfer == NONE
-    kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.bytes[own]])
-    # Calls of unknown size are not alike.
-    transfer = np.where(waits, np.where(sized[own], _as_the_fastest(kind, took), took), transfer)
+    each = transferring(given, timeline)
+    transfer, waits = calls.end_ns[own] - each.since_ns[own], ~each.known[own]
     large = sized[own] | (transfer >= LONG_NS)
     own, transfer, waits = own[large], transfer[large], waits[large]
+    moved = moving_ns(timeline, own, transfer)
     start, end, sizes = calls.start_ns[own], calls.end_ns[own], np.where(sized[own], calls.bytes[own], 0)
     kinds = zip(calls.op[own].tolist(), calls.group_size[own].tolist(), strict=True)
     factors = np.array([bus_factor(names[op], ranks) if ranks > 0 else 1.0 for op, ranks in kinds])
@@ -134,6 +140,8 @@ def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
         bytes=int(sizes.sum()) / steps,
         bus_bytes=float((sizes * factors).sum()) / steps,
         exposed_ns=length(difference(intersection(union((start, end)), inside), cover.compute)) / steps,
+        saved_ns=saved_by_half_ns(given, timeline, windows, own, moved),
+        faster_ns=faster_beside_half_ns(given, timeline, own, moved),
         took_ns=int(transfer.sum()) / steps,
         split=not waits.any(),
         least_bytes=int(sizes[sizes > 0].min(initial=LATEST)),
@@ -148,16 +156,6 @@ def _sums_float32(timeline: RankTimeline) -> Flags:
     rows &= rows_named(spans.name, timeline.names, SUMS_FLOAT32.search)
     found = np.zeros(timeline.collectives.op.size, np.bool_)
     found[spans.collective[rows]] = True
-    return found
-
-
-def _as_the_fastest(kind: Ints, took_ns: Ints) -> Ints:
-    """Return the times of calls, of kinds by number, with those of frequent kinds at most as long as the fast ones."""
-    found = took_ns.copy()
-    for each in values_in(kind).tolist():
-        own = kind == each
-        if np.count_nonzero(own) >= BASELINE_CALLS:
-            found[own] = np.minimum(found[own], round(float(np.quantile(took_ns[own], BASELINE_QUANTILE))))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.job_kind import JobKind
+from overlapscope.advice.losses.emptied_cache import empties_cache
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
@@ -48,6 +49,14 @@ FASTER: Final = (
     "# else less work for each batch: decode and augment before training, or on the device; larger files, nearer"
 )
 """What to do where workers load batches already."""
+
+KEEP_CACHE: Final = "# no torch.cuda.empty_cache() in a step: torch uses again what it keeps"
+OTHERS_ALLOCATE: Final = {
+    "environment": "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING\n"
+    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # PYTORCH_HIP_ALLOC_CONF on AMD",
+    "torch": "# no torch.cuda.empty_cache() in a step; pad batches to a few sizes; leave some memory free",
+}
+"""What to do where device memory is allocated and freed, and who asks for it is not known."""
 
 
 def bound(given: RuleInput) -> str:
@@ -227,19 +236,17 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
     if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
         return None
     named = ", ".join(dict.fromkeys(VERSIONED.sub("", each) for each in list(found.by_call)[:MOST_NAMED]))
+    emptied = empties_cache(given)
+    what = f"calls of {named}{' in a row, as torch.cuda.empty_cache() makes them,' if emptied else ''}"
     return recommended(
         given,
         id="allocator_churn",
-        title=f"Keep device memory allocated: {named} leave the device idle for {ms(found.ns)} of a "
+        title=f"Keep device memory allocated: {what} leave the device idle for {ms(found.ns)} of a "
         f"{ms(given.step_ns)} {given.per}",
         at_most_ns=found.ns,
         bound_from="loss",
-        apply={
-            "environment": "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING\n"
-            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # PYTORCH_HIP_ALLOC_CONF on AMD",
-            "torch": "# no torch.cuda.empty_cache() in a step; pad batches to a few sizes; leave some memory free",
-        },
-        evidence={"allocation_ns": found.ns, "calls": found.by_call},
+        apply={"torch": KEEP_CACHE} if emptied else OTHERS_ALLOCATE,
+        evidence={"allocation_ns": found.ns, "calls": found.by_call, "empties_cache": emptied},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
         assumed=[f"that the memory suffices when freed memory is kept; {bound(given)}"],

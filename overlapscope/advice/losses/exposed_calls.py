@@ -1,45 +1,25 @@
-"""What the calls are that exposed communication consists of: queued on a full link, averages of parameters, gradients
-that go beside backward, or for each of which backward waits; all at one bandwidth."""
+"""What the calls are that exposed communication consists of: averages of parameters, gradients that go beside backward,
+or for each of which backward waits; all at one bandwidth."""
 
 from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.call_rates import ALIKE, MOST_ALIKE, OTHER_SIZES, exposed_of_calls_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of, window_of
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
-from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
-from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
+from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline
 
-GAP: Final = 0.1
-"""A call follows directly on the one before it in its queue if it begins within this share of its own time. A choice:
-streams need some microseconds between two kernels."""
 MOSTLY: Final = 0.5
-MOST_ALIKE: Final = 0.8
-"""Nearly all time is of calls that are alike. A choice."""
-ALIKE: Final = 0.2
-"""Bandwidths that differ by less are one. A choice: sizes above LARGE_BYTES come within this of a link's peak."""
-OTHER_SIZES: Final = 1.5
-"""Sizes with this ratio show that the time follows the bytes."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
-
-
-def link_is_full(given: RuleInput) -> bool:
-    """Return whether most exposed time of calls that queued on their streams is of such as keep the link busy with what
-    is needed as much: large calls of one operation and group that directly follow each other."""
-    full = every = 0
-    for timeline, windows in given.some_at_hand():
-        if timeline.has_device:
-            queued_ns, is_full = _queued(given, timeline, windows)
-            every += int(queued_ns.sum())
-            full += int(queued_ns[is_full].sum())
-    return every > 0 and full >= MOSTLY * every
 
 
 def average_parameters(given: RuleInput) -> bool:
@@ -47,7 +27,7 @@ def average_parameters(given: RuleInput) -> bool:
     parameters (local SGD)."""
     averaged = every = 0
     for timeline, windows in given.some_at_hand():
-        calls, exposed = timeline.collectives, _exposed_ns(given, timeline, windows)
+        calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
         every += int(exposed.sum())
         last = _follow_optimizer(timeline) & (exposed > 0)
         if unique(calls.step[last]).size < min(given.steps, unique(timeline.steps.step).size):
@@ -160,7 +140,7 @@ def take_alike(given: RuleInput) -> bool:
     those of one operation, group, type and size the second shortest, as one that is too short may be damage."""
     alike = every = 0
     for timeline, windows in given.some_at_hand():
-        calls, exposed = timeline.collectives, _exposed_ns(given, timeline, windows)
+        calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
         every += int(exposed.sum())
         own = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE))
         took = (calls.end_ns - calls.start_ns)[own]
@@ -170,43 +150,3 @@ def take_alike(given: RuleInput) -> bool:
                 shortest = np.partition(took[rows], 1)[1]
                 alike += int(exposed[own[rows]][took[rows] <= LONGER * shortest].sum())
     return every > 0 and alike >= MOST_ALIKE * every
-
-
-def _exposed_ns(given: RuleInput, timeline: RankTimeline, windows: Windows) -> Ints:
-    """Return the time of each call in the windows in which nothing is computed, in ns; 0 where it is not known."""
-    calls, cover = timeline.collectives, given.coverage[timeline.rank]
-    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    found = np.zeros(calls.op.size, np.int64)
-    exposed = BusyTime(intersection(difference(cover.comm, cover.compute), time_of(windows)))
-    found[timed] = exposed.within(calls.start_ns[timed], calls.end_ns[timed])
-    return found
-
-
-def _queued(given: RuleInput, timeline: RankTimeline, windows: Windows) -> tuple[Ints, Flags]:
-    """Return for calls in the windows the exposed time that queueing directly behind others costs, at most, in ns, and
-    whether these are all like it."""
-    spans, calls = timeline.spans, timeline.collectives
-    rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
-    rows = rows[window_of(windows, spans.start_ns[rows]) != NONE]
-    rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
-    start, end, launch, lane = spans.start_ns[rows], spans.end_ns[rows], spans.launch_ns[rows], spans.lane[rows]
-    call = spans.collective[rows]
-    sizes = calls.bytes[call]
-    queue = _runs(np.stack([lane[1:] == lane[:-1], start[1:] - end[:-1] <= GAP * (end - start)[1:]]))
-    alike = _runs(np.stack([each[1:] == each[:-1] for each in (queue, calls.op[call], calls.group[call])]))
-    at = np.arange(rows.size)
-    # The first one that still ran when it was launched; of those that it directly follows, from the first one on.
-    first = at.copy()
-    for each in values_in(lane).tolist():
-        own = np.flatnonzero(lane == each)
-        first[own] = own[np.minimum(np.searchsorted(end[own], launch[own], side="right"), np.arange(own.size))]
-    first = np.maximum(first, np.searchsorted(queue, queue))
-    small = np.append(0, np.cumsum(sizes < LARGE_BYTES))
-    is_full = (alike[first] == alike) & (small[at + 1] == small[first])
-    exposed = BusyTime(difference(union((start, end)), given.coverage[timeline.rank].compute)).within(start, end)
-    return np.where(first < at, np.minimum(exposed, start - launch), 0), is_full
-
-
-def _runs(same: Flags) -> Ints:
-    """Return the number of the run that each row is in: it ends where one of the conditions on two neighbours fails."""
-    return np.append(0, np.cumsum(~same.all(axis=0)))[: same.shape[1] + 1]

@@ -4,19 +4,29 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import to_builtins
 
+from overlapscope.advice.calls.call_rates import SOCKETS, dominant_calls, like_sockets, transfer_rate_gbs
 from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.exposure.slower_unseen import SlowerUnseen, slower_unseen
 from overlapscope.analysis.result import Recommendation, waits_for_late_ranks
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.display import percent_text
 
 MOST_OPS: Final = 3
 ONE_WAITS: Final = 0.1
 """Of two ranks one waits for the other if that waits for this share of it at most. A choice."""
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
+LOOK_AT_UNSEEN: Final = (
+    "# record all ranks, then: overlapscope explain straggler  # what the slower one gets (batch, sequence lengths), "
+    "and how fast its device is"
+)
+AT_ONE_RATE: Final = "# calls of all sizes run at {gbs:.3g} GB/s on the bus: fewer bytes, overlap, or a faster link"
+ONE_RATE: Final = "that calls of several sizes which run at one bandwidth transfer, and do not wait"
 LOOK_AT_STEPS: Final = (
     "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
 )
@@ -38,19 +48,51 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """What calls take longer than their like; 0 where that is not known."""
 
 
+class _Calls(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the calls that are exposed."""
+
+    which: str
+    """Words on the kind that has most of the time; empty where none has."""
+    speed: str
+    """Words on a rate of transfers, or that even the fastest of them are as slow as TCP sockets."""
+    sockets: bool
+    rate_gbs: float | None
+    """Of transfers, where their sizes show that they are such."""
+    slower: SlowerUnseen | None
+    """A rank that was not recorded, which they wait for."""
+
+    @classmethod
+    def of(cls, given: RuleInput) -> "_Calls":
+        most = dominant_calls(given)
+        members = [given.run.ranks[rank] for rank in given.windows]
+        unseen = slower_unseen(members, given.windows) if given.run_has_device and not given.is_whole else None
+        rate_gbs = transfer_rate_gbs(given) if unseen is None else None
+        slow, speed = like_sockets(given, most), ""
+        if slow is not None:
+            of_all = "" if given.is_whole else ", unless each waits for a rank that was not recorded"
+            speed = f"; even the fastest of {slow[1]} is at {slow[0]:.2g} GB/s, as slow as over TCP sockets{of_all}"
+        elif rate_gbs is not None:
+            speed = f"; calls of all sizes transfer at about {rate_gbs:.3g} GB/s on the bus"
+        return cls(
+            which=most.words(given.per, rate=rate_gbs is None) if most else "",
+            speed=speed,
+            sockets=slow is not None,
+            rate_gbs=rate_gbs,
+            slower=unseen,
+        )
+
+
 def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[Straggler]) -> Recommendation:
     """Return what names exposed communication; `late` are stragglers that no other recommendation names."""
-    by_op = _by_op(given)
-    why = named_cause(given, loss.ns, has_stragglers=bool(late))
+    by_op, calls = _by_op(given), _Calls.of(given)
+    why = named_cause(given, loss.ns, has_stragglers=bool(late), transfers=calls.rate_gbs is not None)
     return recommended(
         given,
         id="exposed_communication",
-        title=_title(given, loss, why, list(by_op), late),
+        title=_title(given, loss, why, list(by_op), calls, late),
         verdict="look",
         loss_ns=loss.ns,
-        apply=({"look": LOOK} if late else {})
-        # Where outliers cost more, why the other steps wait is the smaller question.
-        | (remedies(given, why.cause, why.second, loss.longer_ns) if loss.usual else {"look": LOOK_AT_STEPS}),
+        apply=({"look": LOOK} if late else {}) | _apply(given, loss, why, calls),
         evidence={
             "exposed_comm_ns": loss.ns + loss.left_out_ns,
             "causes": dict(given.figures.causes),
@@ -58,14 +100,36 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         }
         | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
         | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
+        | ({"transfer_gbs": calls.rate_gbs} if calls.rate_gbs else {})
+        | ({"slower_unseen": to_builtins(calls.slower)} if calls.slower else {})
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
-        # Of what is unknown it is said that it may be waiting; a pipeline's sends hold waiting by their cause.
-        assumed=[]
-        if given.is_whole or why.cause in ("unknown", "pipeline")
-        else [f"that {'no more' if loss.longer_ns else 'none'} of it is waiting for ranks that were not recorded"],
+        assumed=_assumed(given, loss, why, calls),
         verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )
+
+
+def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) -> dict[str, str]:
+    """Return what to do about a loss, by framework or `look`."""
+    if not loss.usual:  # where outliers cost more, why the other steps wait is the smaller question
+        return {"look": LOOK_AT_STEPS}
+    if calls.slower is not None:
+        return {"look": LOOK_AT_UNSEEN}
+    found = remedies(given, why.cause, why.second, loss.longer_ns)
+    if calls.rate_gbs is not None:
+        lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=calls.rate_gbs)]
+        found["torch"] = "\n".join(lines)
+    return found | ({"nccl_variables": SOCKETS} if calls.sockets else {})
+
+
+def _assumed(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) -> list[str]:
+    """Return what is assumed of waiting; of what is unknown, or known to wait, it is said that it may be waiting, and a
+    pipeline's sends hold it by their cause."""
+    if given.is_whole or calls.slower is not None or why.cause in ("unknown", "pipeline"):
+        return []
+    if calls.rate_gbs is not None:
+        return [ONE_RATE]
+    return [f"that {'no more' if loss.longer_ns else 'none'} of it is waiting for ranks that were not recorded"]
 
 
 def _by_op(given: RuleInput) -> dict[str, int]:
@@ -76,14 +140,28 @@ def _by_op(given: RuleInput) -> dict[str, int]:
     return {op: by_op[op] for op in ops}
 
 
-def _title(given: RuleInput, loss: ExposedLoss, why: NamedCause, ops: Sequence[str], late: Sequence[Straggler]) -> str:
-    which = [", ".join(ops)] if ops else []
+def _title(
+    given: RuleInput, loss: ExposedLoss, why: NamedCause, ops: Sequence[str], calls: _Calls, late: Sequence[Straggler]
+) -> str:
+    which = [calls.which or ", ".join(ops)] if ops else []
     which += [f"without {ms(loss.left_out_ns)} before all ranks were recorded"] if loss.left_out_ns else []
     of_ops = f" ({'; '.join(which)})" if which else ""
-    who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause)
+    who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause) or _unseen(calls.slower)
     longer = f"; calls take at least {ms(loss.longer_ns)} longer than the shortest of their like" * (loss.longer_ns > 0)
     words = why.words if loss.usual else ""
-    return f"{loss.before}{ms(loss.ns)} of {loss.step} are exposed communication{of_ops}{words}{longer}{who}"
+    speed = calls.speed if loss.usual else ""
+    return f"{loss.before}{ms(loss.ns)} of {loss.step} are exposed communication{of_ops}{words}{speed}{longer}{who}"
+
+
+def _unseen(slower: SlowerUnseen | None) -> str:
+    """Return the end of a title that says that a rank which was not recorded is slower; empty without one."""
+    if slower is None:
+        return ""
+    share, ns = percent_text(slower.share), ms(slower.at_end_ns)
+    return (
+        f"; a rank that was not recorded is at least {share} slower: calls of one size get longer in each step, from "
+        f"{ms(slower.first_ns)} to {ms(slower.last_ns)}, and the last one waits for about {ns}"
+    )
 
 
 def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:

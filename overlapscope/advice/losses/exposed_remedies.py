@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.losses.after_backward import of_gradients_after_backward
 from overlapscope.advice.losses.exposed_calls import take_alike
 from overlapscope.advice.losses.own_calls import OF_OWN_CALLS, of_own_calls
 from overlapscope.advice.rule_input import RuleInput, ms
@@ -92,11 +93,13 @@ def _of_cause(given: RuleInput, cause: str) -> dict[str, str]:
         return {}
     if cause != "unknown":
         return {"torch": instead(given, cause)}
-    lacking = _lacking(given)
+    lacking, gradients = _lacking(given), of_gradients_after_backward(given)
     if not lacking:
-        return {"torch": instead(given, "dependency")} if "dependency" in given.figures.causes else {}
+        most = gradients or ("dependency" in given.figures.causes and instead(given, "dependency"))
+        return {"torch": most} if most else {}
     text = TAKE_ALIKE if ALL_RANKS in lacking and take_alike(given) else INSTEAD[cause]
-    record, own = text.format(lacking=", ".join(lacking)), _of_single_rank(given)
+    own = {"torch": gradients} if gradients else _of_single_rank(given)
+    record = text.format(lacking=", ".join(lacking))
     return {"look": record} | own if own else {"torch": record}
 
 

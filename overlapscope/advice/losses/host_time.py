@@ -1,21 +1,41 @@
-"""Idle time that hosts decided, a step: by kind and by call, with the longest pause and the chain that led to it."""
+"""Idle time that hosts decided, a step: by kind and by call, with the longest pause and the chain that led to it; and
+words for what a host does in most of it, where no rule of its own says that."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows
+from overlapscope.analysis.common.user_ranges import times_in_ranges
+from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, union
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 LEAST_IDLE: Final = 0.05
 """Least share of a step that a host leaves its device idle to be recommended. A choice: more than twice `WORTH`,
 because some of it is caused by the profiler, and how much is not known."""
+
+MOSTLY: Final = 0.5
+"""Least share of the idle time that one kind of loss has to be named, of it that a range covers, and of the longest
+loss of a step that another step has to be named beside it."""
+DOES: Final[Mapping[LossKind, str]] = {
+    "data_loading": "fetches a batch",
+    "garbage_collection": "collects garbage",
+    "allocation": "allocates or frees device memory",
+    "blocking_call": "waits for the device",
+    "poll": "polls the device",
+    "pause": "launches nothing",
+    "long_pause": "launches nothing",
+}
+"""What a host does; the rate of launches has no time of its own."""
 
 
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +108,41 @@ def _within(loss: HostLoss, windows: Windows) -> Ints:
 
 def _length(loss: HostLoss) -> int:
     return loss.longest[1] - loss.longest[0]
+
+
+def blocker_words(given: RuleInput, idle_ns: int) -> str:
+    """Return what the host does in most of a step's idle time, in which range, call and steps, of the rank that loses
+    most by it, for the end of a title; empty where that is not known."""
+    found: dict[tuple[int, LossKind], list[HostLoss]] = {}
+    for rank, losses in given.host_losses.items():
+        for each in losses:
+            if each.kind in DOES and rank in given.windows:
+                found.setdefault((rank, each.kind), []).append(each)
+    by_step = {key: _by_step(given, key[0], own) for key, own in found.items()}
+    most = max(by_step, key=lambda key: int(by_step[key].sum()), default=None)
+    if most is None or by_step[most].mean() < MOSTLY * idle_ns:
+        return ""
+    rank, kind = most
+    of_kind, own = found[most], by_step[most]
+    name = _range(given.run.ranks[rank], union(*(each.when for each in of_kind)))
+    call = max(of_kind, key=lambda each: length(each.when)).call
+    there = own >= MOSTLY * own.max()
+    steps = [number for number, chosen in zip(given.numbers[rank], there.tolist(), strict=True) if chosen]
+    where = f", in {short(name)}" if name else f", in {short(call)}" if call else ""
+    when = "" if there.all() or given.per != "step" else f"in step{'' if len(steps) == 1 else 's'} {list_some(steps)} "
+    of = f"on rank {rank} " if len(given.windows) > 1 else ""
+    return f" ({of}{when}the host {DOES[kind]}{where})"
+
+
+def _by_step(given: RuleInput, rank: int, losses: list[HostLoss]) -> Ints:
+    starts, ends = np.array(given.windows[rank], np.int64).reshape(-1, 2).T
+    return BusyTime(union(*(each.when for each in losses))).within(starts, ends)
+
+
+def _range(timeline: RankTimeline, when: Intervals) -> str | None:
+    """Return the name of the shortest range, on a thread of the steps' marks, that covers most of these times."""
+    notes, steps = timeline.annotations, timeline.steps
+    lanes = unique(notes.lane[np.isin(notes.start_ns, steps.start_ns)])
+    times = times_in_ranges(timeline, lanes=lanes if lanes.size else None)
+    covering = [name for name, own in times.items() if length(intersection(own, when)) >= MOSTLY * length(when)]
+    return min(covering, key=lambda name: length(times[name]), default=None)

@@ -5,7 +5,7 @@ from typing import Final
 
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY
-from overlapscope.advice.losses.host_time import host_time
+from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
@@ -22,7 +22,7 @@ OF_EXPOSED: Final = frozenset({
     "late_rank", "bucket_cap", "bucket_view", "sixteen_bit_gradients", "fsdp_gathers", "flatten_gradients",
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
-    "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer",
+    "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer", "backward_prefetch",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
@@ -65,7 +65,25 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return None
     late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers
-    return exposed_communication(given, _exposed(given, exposed), late) if of_exposed else _idle(given, idle)
+    late_ns = late_gain_ns(found, given.steps) if of_exposed else 0.0
+    # What others of `named` cost is a part of this loss.
+    larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
+    is_largest = loss - late_ns >= max(larger, default=0)
+    if of_exposed:
+        return exposed_communication(given, _exposed(given, exposed, is_largest=is_largest), late)
+    return _idle(given, idle, is_largest=is_largest)
+
+
+def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
+    """Return what removing the excess of a straggler would gain in a step, which is exposed time of others; else 0."""
+    late = next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
+    return 0.0 if late is None else (late.predicted_gain_ns or 0) / (max(steps, 1) if late.per == "recording" else 1)
+
+
+def _cost_ns(each: Recommendation, steps: int) -> float:
+    """Return the known cost of a cause in a step: its time, or what a change of it gains, at most."""
+    gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+    return max(each.loss_ns or 0, gain or 0) / (max(steps, 1) if each.per == "recording" else 1)
 
 
 def _left_out_ns(given: RuleInput) -> int:
@@ -74,8 +92,8 @@ def _left_out_ns(given: RuleInput) -> int:
     return begun_ns if begun_ns >= MUCH_LEFT_OUT * (given.figures.exposed_comm_ns or 0) else 0
 
 
-def _exposed(given: RuleInput, exposed: int) -> ExposedLoss:
-    before, step = _named(given, exposed)
+def _exposed(given: RuleInput, exposed: int, *, is_largest: bool) -> ExposedLoss:
+    before, step = _named(given, exposed, is_largest=is_largest)
     usual = before in USUAL
     return ExposedLoss(
         ns=exposed,
@@ -101,8 +119,11 @@ def longer_beside_launches_ns(analysis: Analysis, exposed_ns: int) -> int:
     return longer_ns if longer_ns >= MOSTLY * exposed_ns and launches_ns > exposed_ns - longer_ns else 0
 
 
-def _named(given: RuleInput, loss: int) -> tuple[str, str]:
-    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more."""
+def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
+    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more.
+
+    `is_largest` tells whether what other recommendations name costs no more.
+    """
     usual, idle = without_outliers(given.analysis), given.figures.idle_ns or 0
     if (few := few_communicate(given.analysis.headline)) is not None and loss > idle:
         return USUAL[0], f"a {ms(few.step_ns)} step in the mean ({few.communicate} of {few.steps} steps communicate)"
@@ -120,23 +141,23 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
     slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
     known = max(idle, slower) if given.run_has_device else idle
     loss -= longer_beside_launches_ns(given.analysis, loss) if loss >= idle else 0
-    if loss >= known and not lack_cores(given.analysis.findings):
+    if is_largest and loss >= known and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device else outside
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
-def _idle(given: RuleInput, idle: int) -> Recommendation:
+def _idle(given: RuleInput, idle: int, *, is_largest: bool) -> Recommendation:
     causes = given.figures.idle_causes
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
-    of_it = f", {ms(ns)} of it: {idle_label(cause)}{why}"
+    of_it = f", {ms(ns)} of it: {idle_label(cause)}{why or blocker_words(given, idle)}"
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:
         # What the host did is not known; how its pauses are distributed is.
         unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
         of_it = f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}"
-    largest, step = _named(given, idle)
+    largest, step = _named(given, idle, is_largest=is_largest)
     host = host_time(
         given,
         "launch_rate",

@@ -23,6 +23,8 @@ from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import percent_text
 
 BEGUN_APART: Final = "start_of_recording"
+GAPS: Final = "behind_compute"
+"""Not named where there is another: no change of communication shortens gaps between kernels."""
 LITTLE: Final = 0.1
 """Where at most this share of a step is exposed communication, compute decides how long it takes."""
 SECOND: Final = 0.5
@@ -41,24 +43,28 @@ class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for late ranks in a step."""
 
 
-def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool) -> NamedCause:
-    """Return the cause to name of `exposed` ns a step; of two only the first, where stragglers are named beside it."""
+def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool, transfers: bool = False) -> NamedCause:
+    """Return the cause to name of `exposed` ns a step; of two only the first, where stragglers are named beside it.
+
+    `transfers` tells whether calls are known to transfer although some of their members were not recorded.
+    """
     causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
     every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
     if few_communicate(given.analysis.headline) is not None:
         every = causes_of_all_steps(given.analysis)
         causes = {each: round(ns * exposed / every.total()) for each, ns in every.items()}
-    cause, ns, label = _largest(given, causes)
-    over_all, sums_ns, its_label = _largest(given, every)
+    total_ns = every.total()
+    cause, ns, label = _largest(given, _without_gaps(causes), transfers=transfers)
+    over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfers=transfers)
     of_it = f"{ms(ns)} of it"
     if every and its_label != label:
         cause, label = over_all, its_label
         outliers = usual_causes(given.analysis) != causes_of_all_steps(given.analysis)
         steps = "all steps but outliers" if outliers else "all steps"
-        of_it = f"over {steps} {percent_text(sums_ns / every.total())} of it"
+        of_it = f"over {steps} {percent_text(sums_ns / total_ns)} of it"
         second = None
     else:
-        second = _second(given, causes, cause, ns, label)
+        second = _second(given, _without_gaps(causes), (cause, ns, label), transfers=transfers)
     if has_stragglers and second is not None and second[0] in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS):
         second = None  # the stragglers, and how long others wait for them, are named
     next_to_it = f"; {ms(second[1])}: {second[2]}" if second else ""
@@ -70,7 +76,12 @@ def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool) -> Name
     )
 
 
-def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str]:
+def _without_gaps(causes: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the causes of which one may be named."""
+    return {cause: ns for cause, ns in causes.items() if cause != GAPS} or causes
+
+
+def _largest(given: RuleInput, causes: Mapping[str, int], *, transfers: bool) -> tuple[str, int, str]:
     """Return the cause of most of the exposed time, how much that is, and its label.
 
     What late ranks did longer divides one wait, and for what a transfer was waited divides it: either may be more in
@@ -87,19 +98,20 @@ def _largest(given: RuleInput, causes: Mapping[str, int]) -> tuple[str, int, str
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
     unsplit = given.figures.exposed_wait_ns is None and has_others(given.analysis)
-    if cause in MAY_BE_WAITING and unsplit:
+    if cause in MAY_BE_WAITING and unsplit and not transfers:
         return "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, label
 
 
 def _second(
-    given: RuleInput, causes: Mapping[str, int], cause: str, ns: int, label: str
+    given: RuleInput, causes: Mapping[str, int], first: tuple[str, int, str], *, transfers: bool
 ) -> tuple[str, int, str] | None:
     """Return the next cause after the largest, as `_largest` does; None where it is far less."""
+    cause, ns, label = first
     parts = {OF_LATE_RANKS: WAITS_FOR_LATE_RANK}.get(cause, TRANSFERS if label == TRANSFER else ())
     largest = {max(causes, key=lambda each: causes[each], default=cause), cause, *parts}
     rest = {each: of_it for each, of_it in causes.items() if each not in largest}
-    found = _largest(given, rest) if rest else None
+    found = _largest(given, rest, transfers=transfers) if rest else None
     return found if found is not None and found[1] >= SECOND * ns and given.is_worth(found[1]) else None
 
 

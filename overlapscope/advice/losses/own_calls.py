@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.advice.last_bucket import last_is_one_gradient
+from overlapscope.advice.losses.after_backward import of_gradients_after_backward
 from overlapscope.advice.losses.exposed_calls import (
     REDUCE,
     average_parameters,
     backward_waits_ns,
     go_beside_backward,
-    link_is_full,
     one_bandwidth_gbs,
 )
 from overlapscope.advice.rule_input import RuleInput, ms
@@ -23,9 +23,10 @@ OTHER_WORK: Final = (
 )
 OF_OWN_CALLS: Final = {
     "dependency": f"{OTHER_WORK}; gradients: begin their calls during backward, in buckets",
-    "tail": "# nothing but the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next "
-    "forward; a call after the optimizer: is it needed in each step?",
-    "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
+    "tail": "# only the optimizer follows, or the recording ends: begin to reduce earlier, in buckets, or gather "
+    "beside the next forward; a call after the optimizer: is it needed in each step?",
+    "queued": "# calls wait on their stream for others, of another operation or group: a communicator of its own, or "
+    "another order",
 }
 """By cause, where nothing more is known of the calls."""
 AVERAGES: Final = (
@@ -44,10 +45,6 @@ OF_OTHERS: Final = {
 }
 """What to do where gradients are no matter: with FSDP, or where other calls are exposed."""
 GATHER: Final = ", or gather beside the next forward"
-LINK_IS_FULL: Final = (
-    "# calls of one kind run directly one after the other: no other order helps; fewer bytes (16 bits; gradients: "
-    "accumulation), or a faster link"
-)
 ONE_BANDWIDTH: Final = (
     "# transfer takes longer than compute, at {gbs:.3g} GB/s on the bus whatever the size: fewer bytes a step "
     "(gradient accumulation, a larger local batch, 16 bits), or a faster link"
@@ -75,18 +72,18 @@ def of_own_calls(given: RuleInput, cause: str) -> str:
     if average_parameters(given):
         return AVERAGES
     narrow = _in_sixteen_bits(given)
-    if cause == "queued" and link_is_full(given):
-        return _without_bits(LINK_IS_FULL, narrow=narrow)
-    gbs, waits_ns = one_bandwidth_gbs(given), backward_waits_ns(given) if cause == "dependency" else 0.0
+    gbs = one_bandwidth_gbs(given)
     lines = [] if gbs is None else [_without_bits(ONE_BANDWIDTH, narrow=narrow).format(gbs=gbs)]
+    waits_ns = backward_waits_ns(given) if cause == "dependency" else 0.0
     if given.is_worth(waits_ns):
         return "\n".join([*lines, WAITS_FOR_EACH.format(most=ms(waits_ns))])
-    return "\n".join([*lines, _without_bits(of_gradients(given, cause), narrow=narrow)])
+    after = of_gradients_after_backward(given) if cause in BESIDE_BACKWARD else None
+    return "\n".join([*lines, after or _without_bits(of_gradients(given, cause), narrow=narrow)])
 
 
 def _without_bits(text: str, *, narrow: bool) -> str:
     """Return advice without that of 16 bits, where these are sent already."""
-    return _without(text, ("16 bits; ", ", 16 bits", " (16 bits)")) if narrow else text
+    return _without(text, (", 16 bits", " (16 bits)")) if narrow else text
 
 
 def _without(text: str, parts: Sequence[str]) -> str:

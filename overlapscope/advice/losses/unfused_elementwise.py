@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.losses.gradient_accumulation import outside_model
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
@@ -58,7 +59,7 @@ def unfused_elementwise(given: RuleInput) -> Recommendation | None:
         verdict="trial",
         apply={"torch": "model = torch.compile(model)  # before it is wrapped"},
         evidence={"elementwise_ns": round(mean), "kernels": kernels},
-        measured=["the time of PyTorch's elementwise kernels, by their names"],
+        measured=["the time of PyTorch's elementwise kernels of the model, by their names"],
         assumed=[],
     )
 
@@ -71,7 +72,8 @@ def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     inside = time_of(windows)
     within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
     own = own[(within >= 0) & (spans.start_ns[own] < inside.ends[within])]
-    own = own[~in_optimizer(timeline, own)]  # compiling the model changes none of these
+    # Compiling the model changes none of what stores, sends and clips gradients, and of the optimizer.
+    own = own[~in_optimizer(timeline, own) & ~outside_model(timeline, own)]
     times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
     return length(times) / len(windows), own.size / len(windows)
 

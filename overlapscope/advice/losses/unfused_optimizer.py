@@ -18,7 +18,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import factorize_rows, values_in
+from overlapscope.timeline.rows import factorize_rows, largest_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.05
@@ -38,6 +38,8 @@ PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
 CAPTURABLE: Final = ("Adam", "AdamW")
 """Optimizers of `FUSABLE` that a CUDA graph holds only with `capturable=True`."""
 
+AT_LEAST: Final = "that a fused one takes no longer than its bytes need, at least: the gain is an upper bound"
+
 
 class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     """What the optimizer took in the windows of a rank; times in ns a window."""
@@ -47,6 +49,8 @@ class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: float = 0.0
     """Between two of them, while the device had nothing else to do."""
     kernels: float = 0.0
+    longest_ns: float = 0.0
+    """The longest one: a fused kernel reads and writes as much, at least."""
     by_name: bool = False
     """Whether names tell some of its kernels."""
     loops: bool = False
@@ -66,6 +70,7 @@ def unfused_optimizer(given: RuleInput) -> Recommendation | None:
         busy_ns=sum(each.busy_ns for each in found) / ranks,
         idle_ns=sum(each.idle_ns for each in found) / ranks,
         kernels=sum(each.kernels for each in found) / ranks,
+        longest_ns=min((each.longest_ns for each in found), default=0.0),
         by_name=any(each.by_name for each in found),
         loops=any(each.loops for each in found),
     )
@@ -78,19 +83,28 @@ def unfused_optimizer(given: RuleInput) -> Recommendation | None:
 
 def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
     kernels, took = round(taken.kernels), taken.busy_ns
-    return recommended(
+    needs_ns = min(max(_needs_ns(given, optimizer), taken.longest_ns), took)
+    found = recommended(
         given,
         id="unfused_optimizer",
         title=f"Try fused=True: {kernels} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
         f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
         verdict="trial",
+        at_most_ns=took + taken.idle_ns - needs_ns,
         apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {fused})"},
-        evidence={"optimizer": optimizer, "optimizer_ns": round(took), "kernels": kernels},
-        measured=["the time of kernels launched in the optimizer's step"]
+        evidence={
+            "optimizer": optimizer,
+            "optimizer_ns": round(took),
+            "kernels": kernels,
+            "idle_ns": round(taken.idle_ns),
+            "needs_ns": round(needs_ns),
+        },
+        measured=["the time of kernels launched in the optimizer's step, and idle time between them"]
         if not taken.by_name
         else ["the time of kernels of foreach optimizers, by their names: their launches are not recorded one by one"],
-        assumed=[],
+        assumed=[AT_LEAST],
     )
+    return msgspec.structs.replace(found, loss_ns=None)  # kernels that work are no loss beside that of other rules
 
 
 def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
@@ -113,7 +127,7 @@ def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Rec
             "needs_ns": round(needs_ns),
         },
         measured=["the time of kernels launched in the optimizer's step, and idle time between them"],
-        assumed=["that a fused one takes no longer than its bytes need, at least: the gain is an upper bound"],
+        assumed=[AT_LEAST],
     )
 
 
@@ -159,6 +173,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
         busy_ns=length(times) / len(windows),
         idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
         kernels=np.count_nonzero(counted) / len(windows),
+        longest_ns=_longest_ns(timeline, own[counted], within[counted]),
         by_name=bool(np.isin(own[counted], computes[updates]).any()),
         loops=loops,
     )
@@ -168,6 +183,13 @@ def _loops(timeline: RankTimeline, own: Ints, windows: int) -> bool:
     """Return whether kernels of the optimizer are those of a loop over parameters: many, and nearly all elementwise."""
     elementwise = rows_named(timeline.spans.name[own], timeline.names, lambda name: family_of(name) == ELEMENTWISE)
     return bool(own.size >= LOOPS * windows and np.count_nonzero(elementwise) >= NEARLY_ALL * own.size)
+
+
+def _longest_ns(timeline: RankTimeline, own: Ints, window: Ints) -> float:
+    """Return how long the longest of these kernels takes, in the median of the windows that have any."""
+    windows, at = np.unique(window, return_inverse=True)
+    taken = (timeline.spans.end_ns - timeline.spans.start_ns)[own]
+    return float(np.median(largest_by(at, taken, windows.size))) if windows.size else 0.0
 
 
 def _idle_between_ns(timeline: RankTimeline, own: Ints) -> int:

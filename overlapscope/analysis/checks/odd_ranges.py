@@ -12,7 +12,7 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
-from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import sort_order, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -31,6 +31,8 @@ class _OddRange(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     ns: int
     most_of_others_ns: int
+    idle_ns: int | None
+    """For how long the device did nothing meanwhile; None without one."""
 
 
 def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
@@ -63,24 +65,35 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
         at = int(inside.argmax())
         others = int(np.delete(inside, at).max())
         if inside[at] >= max(least_ns, LONGER * others) and not _EVERY_STEPS.match(name):
+            within = intersection(times, Intervals(begin[at : at + 1], end[at : at + 1]))
             yield _OddRange(
-                name=name, step=number[at], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others
-            )
+                name=name, step=number[at], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others,
+                idle_ns=_idle_ns(timeline, within),
+            )  # fmt: skip
+
+
+def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
+    spans = timeline.spans
+    return length(difference(within, union((spans.start_ns, spans.end_ns)))) if timeline.has_device else None
 
 
 def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:
     most = max(ranks, key=lambda each: each.ns)
     others_ns = max(each.most_of_others_ns for each in ranks)
     others = f"in no other step for more than {format_ms(others_ns)}" if others_ns else "in no other step"
+    idle = {str(each.rank): each.idle_ns for each in ranks if each.idle_ns is not None}
+    longest_ns = max(idle.values(), default=0)
+    which = "the device is idle for" if len(ranks) == 1 else "a device is idle for up to"
+    beside = f"; meanwhile {which} {format_ms(longest_ns)}" if longest_ns else "; no device is idle meanwhile"
     evidence: dict[str, Any] = {
         "step": most.step, "range": most.name, "range_ns": {str(each.rank): each.ns for each in ranks},
-        "most_of_others_ns": others_ns,
+        "most_of_others_ns": others_ns, "idle_ns": idle,
     }  # fmt: skip
     return Finding(
         id=f"odd_range:step{most.step}",
         severity="warning",
         title=f"step {most.step} alone is in {short(most.name)} for {format_ms(most.ns)} "
-        f"({rank_list(each.rank for each in ranks)}), {others}",
+        f"({rank_list(each.rank for each in ranks)}), {others}{beside if idle else ''}",
         evidence=evidence,
         known_from=run.ranks[most.rank].basis,
     )

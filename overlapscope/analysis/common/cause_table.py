@@ -58,7 +58,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_comm": Cause(
         label="wait: the late rank communicated longer",
-        description="likewise, as far as it had communicated longer, without computing",
+        description="likewise, as far as it had communicated longer, without computing or copying",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -66,7 +66,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_copy": Cause(
         label="wait: the late rank copied longer",
-        description="likewise, as far as its device had copied longer, without computing or communicating",
+        description="likewise, as far as its device had copied longer, without computing",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -74,8 +74,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_host": Cause(
         label="wait: the late rank idled longer (host)",
-        description="likewise, as far as it had done none of these for longer; without a device also as far as it "
-        "slept inside operations, by the system's account",
+        description="likewise, as far as it had done none of these for longer, less what the other one communicated or "
+        "copied longer; without a device also as far as it slept inside operations, by the system's account",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -112,8 +112,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "queued": Cause(
         label="queued behind another collective",
-        description="then for how long, from when it was launched and its data ready, on all recorded members, other "
-        "communication ran on its stream",
+        description="then for how long, from when it was launched and its data ready, on all recorded members, "
+        "communication of another operation or group ran on its stream, since the last of its own",
         colour="launch",
         pattern="/",
     ),
@@ -139,15 +139,17 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="/",
     ),
     "behind_compute": Cause(
-        label="the next compute waited for other compute",
-        description="where the next compute waited for another kernel: without the call it would not have begun "
-        "earlier",
+        label="gaps between kernels, communication beside them",
+        on_cpu="the next compute waited for other compute",
+        description="where the next compute followed another kernel, also before the last member came: without the "
+        "call it would not have begun earlier",
         colour="compute",
         pattern="/",
     ),
     "tail": Cause(
-        label="nothing but the optimizer follows in its step",
-        description="where the optimizer alone follows in its step, or no compute that is seen to wait for it",
+        label="only the optimizer follows, or recording ends",
+        description="where the optimizer alone follows in its step, or no compute that is seen to wait for it, as "
+        "where the recording ends",
         colour="exposed",
         pattern="|",
     ),

@@ -1,6 +1,6 @@
 """The type of a finding, and findings about kernels without a classification and gaps in the recording."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ OF_GRAPHS = 0.5
 """Of a rank that launches CUDA graphs, the share of device spans without a launch from which they are the graphs'. A
 choice: what a profiler that begins late misses are the first ones, never most of several steps."""
 GRAPHS = "; CUDA graphs are launched, whose kernels have no launch of their own: record a few eager steps, too"
+LAUNCHED_BEFORE = "were launched before the recording began"
 MANY_UNCLASSIFIED = 0.02
 """Share of the compute time from which unclassified kernels could change the figures."""
 
@@ -72,10 +73,14 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
 
 
 def recording_gaps(
-    sources: Sequence[Source], spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int] = ()
+    sources: Sequence[Source],
+    spans: Mapping[int, tuple[int, int]],
+    launch_graphs: Collection[int] = (),
+    launched_before: Callable[[int], bool] = lambda _: False,
 ) -> list[Finding]:
     """Return findings for gaps in recordings. `spans` holds (device spans, those without a launch) by rank, without
-    ranks of which no host events exist; `launch_graphs` are the ranks that launch CUDA graphs."""
+    ranks of which no host events exist; `launch_graphs` are the ranks that launch CUDA graphs, and `launched_before`
+    says of a rank whether all that lack a launch were launched before its recording began."""
     findings = _unlinked(
         {
             rank: (total, unlinked)
@@ -83,6 +88,7 @@ def recording_gaps(
             if total and (total - unlinked) / total < FEW_LINKED
         },
         launch_graphs,
+        launched_before,
     )
     for source in sources:
         if source.truncated or source.repaired or source.dropped:
@@ -107,7 +113,9 @@ def recording_gaps(
     return findings
 
 
-def _unlinked(spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int]) -> list[Finding]:
+def _unlinked(
+    spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[int], launched_before: Callable[[int], bool]
+) -> list[Finding]:
     """Return one finding for all ranks of which many device spans have no launch, as (device spans, those) by rank."""
     if not spans:
         return []
@@ -116,11 +124,12 @@ def _unlinked(spans: Mapping[int, tuple[int, int]], launch_graphs: Collection[in
     where = f"of {rank_list(spans)}" if one is not None else f"on each of {rank_list(spans)}"
     which = {"ranks": sorted(spans)[:MAX_LISTED]} if one is None else {"rank": one}
     of_graphs = GRAPHS if _mostly_graphs(spans, launch_graphs) else ""
+    what = "have no recorded launch" if of_graphs or not all(map(launched_before, spans)) else LAUNCHED_BEFORE
     return [
         Finding(
             id="unlinked_spans" if one is None else f"unlinked_spans:rank{one}",
             severity="info",
-            title=f"{_range(without)} of {_range(totals)} device spans {where} have no recorded launch: they count in "
+            title=f"{_range(without)} of {_range(totals)} device spans {where} {what}: they count in "
             f"the window in which they ran, but belong to no step{of_graphs}",
             evidence={**which, "spans": sum(totals), "unlinked": sum(without)},
             known_from="trace",

@@ -54,10 +54,12 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
 
 
 def match_nameless(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
-    """Pair symmetric calls without a group's name; those of devices without numbers stream by stream."""
+    """Pair symmetric calls without a group's name; those of devices stream by stream, where they have no numbers, or
+    where more ranks made them than one group has members."""
     ranks = sorted(rows_of)
     divided = None
-    if len(ranks) > 1 and _numbers(run, ranks, rows_of) is None:
+    several = _too_many(ranks, _sizes(run, ranks, rows_of))
+    if len(ranks) > 1 and (several or _numbers(run, ranks, rows_of) is None):
         divided = divide(run, group_calls(run, ranks, rows_of))
     if divided is None:
         return match_group(run, None, None, rows_of)
@@ -65,11 +67,12 @@ def match_nameless(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
     reasons: list[str] = list(divided.reasons)
     for each in divided.sets:
         members = each.calls.ranks
-        too_many = _too_many(members, set(unique(each.calls.size).tolist()))
+        sizes = set(unique(each.calls.size).tolist())
+        too_many = _too_many(members, sizes)
         reasons += too_many
         if too_many:
             continue
-        known = members if each.whole else None
+        known = members if each.whole and sizes <= {NONE, len(members)} else None
         blocks, why = _pair(run, None, known, each.calls, each.number, numbered=False)
         found += blocks
         reasons += why
@@ -88,8 +91,8 @@ def _too_many(ranks: Sequence[int], sizes: set[int]) -> list[str]:
     if not sizes - {NONE} or len(ranks) <= max(sizes):
         return []
     return [
-        f"{len(ranks)} ranks made calls in it, but it has {max(sizes)} members, which were not recorded: its calls are "
-        "not paired"
+        f"{len(ranks)} ranks made these calls, in groups of {max(sizes)}: which ranks are in which group was not "
+        "recorded, so they are not paired"
     ]
 
 

@@ -2,7 +2,8 @@
 
 A communicator's members make the same calls in the same order on one of their streams, and a call's kernels end within
 microseconds on all of them. So calls of a stream are compared with those of other ranks' streams: ranks whose order
-differs, or whose ends do not keep one distance (that of their clocks), are of other groups. What two ranks' ends are
+differs, or whose ends do not keep one distance (that of their clocks), are of other groups; so are those that keep it
+far less exactly than others do, or than the same two ranks do on another stream (`end_noise`). What two ranks' ends are
 apart in one group must be so in every other. A cut recording is placed among the calls of longer ones.
 """
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.call_numbering import could_not_place, is_part, place_of
 from overlapscope.analysis.cross_rank.clock_offsets import connected
+from overlapscope.analysis.cross_rank.end_noise import beyond_gap, far_looser, noises
 from overlapscope.analysis.cross_rank.group_calls import GroupCalls
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Floats, Ints
@@ -173,15 +175,18 @@ def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
     ends = np.array([each.end_ns[:most] for each in tracks])
     ranks = np.array([each.rank for each in tracks])
     lasted = np.array([each.lasted_ns for each in tracks])
+    exact = noises(ends, ranks)
     left = np.arange(len(tracks))
     found = []
     while left.size:
-        apart = ends[left] - ends[left[0]]
+        first = left[exact[np.ix_(left, left)].min(axis=1).argmin()]
+        apart = ends[left] - ends[first]
         noise, distance = _noise(apart), np.median(apart, axis=1)
-        order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), ranks[left]))
+        order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), left != first, ranks[left]))
         order = order[np.diff(ranks[left][order], prepend=-1) != 0]  # of a rank's tracks, the one that agrees best
-        limit = TOGETHER_NS + OF_CALL * np.minimum(lasted[left], lasted[left[0]])
-        order = order[noise[order] <= limit[order]]
+        limit = OF_CALL * np.minimum(lasted[left], lasted[first])
+        order = order[noise[order] <= TOGETHER_NS + limit[order]]
+        order = order[~beyond_gap(exact[first, left[order]], limit[order], ends.shape[1])]
         members = tuple(_Member(track=tracks[at]) for at in left[order])
         noise_ns, spread_ns = float(noise[order].max()), float(np.ptp(distance[order]))
         found.append(_Set(members=members, noise_ns=noise_ns, spread_ns=spread_ns))
@@ -198,7 +203,7 @@ def _noise(apart_ns: Ints) -> Floats:
 
 
 def _agreeing(candidate: _Set, known: Iterable[_Set]) -> list[_Set]:
-    """Divide a set where in others the clocks of its ranks are another distance apart.
+    """Divide a set where in others the clocks of its ranks are another distance apart, or keep it far more exactly.
 
     Each of the ranks that are left alone is a set of its own, and so is each rank where it is not clear which belong
     together.
@@ -209,10 +214,13 @@ def _agreeing(candidate: _Set, known: Iterable[_Set]) -> list[_Set]:
         return [candidate]
     apart = np.zeros((count, count), np.bool_)
     for other in [each for each in known if len(each.members) > 1][:MOST_SETS]:
-        places, behind = _against(candidate, other)
-        if places:
+        places, mine, its = _of_both(candidate, other)
+        if len(places) > 1:
+            behind = _behind(mine, its)
             limit = TOGETHER_NS + NOISES * (candidate.noise_ns + other.noise_ns)
+            lasted = max(OF_CALL * candidate.members[at].track.lasted_ns for at in places)
             apart[np.ix_(places, places)] |= np.abs(behind[:, None] - behind) > limit
+            apart[np.ix_(places, places)] |= far_looser(mine, its, lasted)
     if not apart.any():
         return [candidate]
     parts = np.unique(~apart, axis=0)
@@ -224,17 +232,21 @@ def _agreeing(candidate: _Set, known: Iterable[_Set]) -> list[_Set]:
     ]
 
 
-def _against(candidate: _Set, other: _Set) -> tuple[list[int], Floats]:
-    """Return the places of the ranks that both sets have, and how much later each one's ends are in the candidate than
-    the distance of the clocks in the other set says; all relative to the first of them, in nanoseconds."""
+def _of_both(candidate: _Set, other: _Set) -> tuple[list[int], Ints, Ints]:
+    """Return the places of the ranks that both sets have, and the ends of their calls in either: a rank a row."""
     theirs = {rank: at for at, rank in enumerate(other.ranks)}
     places = [at for at, rank in enumerate(candidate.ranks) if rank in theirs]
-    if len(places) < 2:
-        return [], np.zeros(0)
     mine = np.array([candidate.members[at].track.end_ns[:MOST_CALLS] for at in places])
     its = np.array([other.members[theirs[candidate.ranks[at]]].track.end_ns[:MOST_CALLS] for at in places])
+    return places, mine, its
+
+
+def _behind(mine: Ints, its: Ints) -> Floats:
+    """Return how much later each rank's ends are than the distance of the clocks in another set says; all relative to
+    the first rank, in nanoseconds."""
     expected = np.array([np.interp(mine[0], its[0], own - its[0]) for own in its])
-    return places, np.median(mine - mine[0] - expected, axis=1)
+    behind: Floats = np.median(mine - mine[0] - expected, axis=1)
+    return behind
 
 
 def _with_cut(known: Sequence[_Set]) -> list[_Set]:

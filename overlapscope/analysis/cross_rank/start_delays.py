@@ -45,16 +45,25 @@ def _with(split: Split, wait_ns: Floats, threshold: float) -> Split:
 
 def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
     """Return a reason where calls are left out of blame because the ranks began to record apart."""
-    waits = [each.start_wait_ns.max(axis=0)[each.lead_ns == 0] for each in splits if each.start_wait_ns is not None]
-    left_out = sum(int(np.count_nonzero(each)) for each in waits)
-    if not left_out:
+    calls = [_left_out(each, each.start_wait_ns) for each in splits if each.start_wait_ns is not None]
+    apart, begun = np.concatenate([np.zeros((2, 0), np.int64), *calls], axis=1)
+    if not begun.size:
         return ()
-    most = max(int(each.max(initial=0)) for each in waits)
+    most = int(begun.argmax())
+    before, whole = f"{begun[most] / 1e6:.1f} ms", f"{apart[most] / 1e6:.1f} ms"
+    of_it = "" if before == whole else f" for {before} of it"
     return (
-        f"{left_out} of {sum(each.block.calls for each in splits)} matched calls came before the ranks, which began to "
-        f"record apart, had met: why ranks came apart to them, by up to {most / 1e6:.1f} ms, is not recorded, and no "
+        f"{begun.size} of {sum(each.block.calls for each in splits)} matched calls came before the ranks, which began "
+        f"to record apart, had met: why ranks came apart to them, by up to {whole}, is not recorded{of_it}, and no "
         "rank is blamed for these calls",
     )
+
+
+def _left_out(split: Split, start_wait_ns: Ints) -> Ints:
+    """Return of each call for which no rank is blamed the longest wait, and the longest that the starts explain."""
+    begun = start_wait_ns.max(axis=0)
+    chosen = (split.lead_ns == 0) & (begun > 0)
+    return np.array([split.wait_ns.max(axis=0)[chosen], begun[chosen]])
 
 
 def _begun(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:

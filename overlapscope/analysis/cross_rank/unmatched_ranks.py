@@ -10,14 +10,20 @@ from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.operations import ROOTED
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 
 NO_CALLS: Final = "no collective with times was recorded on any rank: there is nothing to pair"
 ROOTED_ALONE: Final = (
     "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
     "broadcasts, it is not known how much of them is waiting"
 )
+UNNAMED: Final = (
+    "the sources do not say which operation {} calls are, so it is not known which of them all members of a group must "
+    "reach before they end: they are not paired"
+)
 NOT_SHARED: Final = "ranks share no call that all members of a group make"
+UNKNOWN: Final = "unknown"
+"""The operation of a call whose source names none."""
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
@@ -46,6 +52,9 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
 def _nothing_shared(run: Run) -> str:
     if _ranks_with_roots(run) > 1:
         return ROOTED_ALONE
+    unnamed = sum(_of_unnamed_operation(timeline) for timeline in run.ranks.values())
+    if unnamed:
+        return UNNAMED.format(unnamed)
     return NOT_SHARED if _has_calls(run) else NO_CALLS
 
 
@@ -56,6 +65,13 @@ def _ranks_with_roots(run: Run) -> int:
         codes = [code for code, name in enumerate(timeline.names) if name in ROOTED]
         found += bool(np.isin(timeline.collectives.op, codes).any())
     return found
+
+
+def _of_unnamed_operation(timeline: RankTimeline) -> int:
+    """Return how many timed calls are of no operation that their source names."""
+    codes = [code for code, name in enumerate(timeline.names) if name == UNKNOWN]
+    calls = timeline.collectives
+    return int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum())
 
 
 def _has_calls(run: Run) -> bool:

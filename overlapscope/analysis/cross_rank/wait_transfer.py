@@ -85,7 +85,8 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     blame_ns: int = 0
     times_last: int = 0
     waited_for_ns: int = 0
-    """How long the other members waited in the calls that this rank came last to, by however little."""
+    """How long the other members waited in the calls that this rank came last to, by however little; less what the
+    starts explain and what lies after it began: over all ranks, the sum of `wait_ns` less these."""
 
 
 class StepWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +188,7 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         starts = sum(0 if each.start_wait_ns is None else each.start_wait_ns.sum(axis=1) for each in theirs)
         begun = np.broadcast_to(starts, blame.shape)
         late_ends = sum(each.late_end_ns.sum(axis=1) for each in theirs)
-        waited = np.concatenate([each.wait_ns.sum(axis=0) for each in theirs])
+        waited = np.concatenate([_waited_for_others(each) for each in theirs])
         waited_for = np.bincount(last, weights=waited, minlength=len(ranks))
         figures = np.stack([collective, collective - transfer, begun, late_ends, blame, times, waited_for], axis=1)
         figures = figures.astype(np.float64)
@@ -209,14 +210,20 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
     }
 
 
+def _waited_for_others(split: Split) -> Ints:
+    """Return how long the members of each call waited for its last one, less what the starts explain."""
+    begun = 0 if split.start_wait_ns is None else split.start_wait_ns
+    waited: Ints = (split.wait_ns - split.late_end_ns - begun).sum(axis=0)
+    return waited
+
+
 def waits_by_step(run: Run, splits: Sequence[Split]) -> dict[int, StepWaits]:
     """Sum the waits of all ranks by the step that launched the call on its first rank; without calls of no step."""
     found: dict[int, StepWaits] = {}
     for split in splits:
         steps = run.ranks[split.block.ranks[0]].collectives.step[split.block.rows[0]]
         lasted = (split.block.end_ns - split.block.start_ns).sum(axis=0)
-        begun = 0 if split.start_wait_ns is None else split.start_wait_ns.sum(axis=0)
-        waited = (split.wait_ns - split.late_end_ns).sum(axis=0) - begun
+        waited = _waited_for_others(split)
         for step in set(unique(steps).tolist()) - {NONE}:
             own = steps == step
             before = found.get(step, StepWaits())

@@ -16,7 +16,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Ints, or_none, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import bus_factor, move_as_much
-from overlapscope.timeline.rows import factorize_rows
+from overlapscope.timeline.rows import Column, factorize_rows, smallest_by
 from overlapscope.timeline.run import RankTimeline
 
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
@@ -31,8 +31,8 @@ and their total duration; number of calls with separate wait and transfer, and t
 class CollectiveRow(CallFields, kw_only=True, frozen=True):
     """All calls of one operation, group, type and size.
 
-    With estimate `upper_bound`, the transfer is the whole duration including wait time, and the bandwidths are lower
-    bounds.
+    With estimate `upper_bound`, the transfer is the whole duration including wait time, of a call that several members
+    recorded the shortest one, and the bandwidths are lower bounds.
     """
 
     algorithm: str | None
@@ -54,16 +54,19 @@ def collective_rows(
     windows: Mapping[int, list[StepWindow]],
     transfers: Mapping[int, Transfers],
     exposed_ns: Mapping[int, Ints],
+    numbers: Mapping[int, Column] | None = None,
 ) -> list[CollectiveRow]:
     """Return one row for each kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call of all members of a group
     counts once: the count is the largest of any rank. `transfers` holds the transfer times that could be separated from
-    wait time, `exposed_ns` the exposed time of each of a rank's calls.
+    wait time, `exposed_ns` the exposed time of each of a rank's calls, and `numbers` those of calls that some members
+    recorded, the same on each, -1 of others.
     """
     sums = CallSums()
     for rank, timeline in ranks.items():
-        sums.add(timeline, chosen_rows(timeline, windows[rank]), transfers[rank], exposed_ns[rank])
+        number = transfers[rank].call if numbers is None else numbers[rank]
+        sums.add(timeline, chosen_rows(timeline, windows[rank]), transfers[rank], exposed_ns[rank], number)
     found = sorted(sums.found(), key=lambda kind: (-kind.sums["total_ns"], *_spelled(kind)))
     return [_row(kind) for kind in found]
 
@@ -144,16 +147,16 @@ class CallSums(msgspec.Struct):
     kinds: dict[tuple[int, ...], int] = {}
     """Number of each kind by its key (names as codes)."""
     sums: dict[str, Ints] = msgspec.field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
-    durations: list[tuple[Ints, Ints]] = []
-    """Kind and duration of each rank's calls."""
+    durations: list[tuple[Ints, Ints, Column]] = []
+    """Kind, duration and number of each rank's calls."""
     kind_of_call: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     """Kind of each matched call by its number; -1 for a number not seen yet ..."""
     transfer_ns: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     others: list[tuple[Ints, Ints]] = []
     """... and (number, kind) of calls that have another kind on another member."""
 
-    def add(self, timeline: RankTimeline, rows: Ints, transfers: Transfers, exposed_ns: Ints) -> None:
-        """Add these rows of a rank's calls."""
+    def add(self, timeline: RankTimeline, rows: Ints, transfers: Transfers, exposed_ns: Ints, number: Column) -> None:
+        """Add these rows of a rank's calls; `number` is the same on all members that recorded a call."""
         calls = timeline.collectives
         kind = self._kinds(timeline, rows, transfers.group_size[rows])
         start, end = calls.start_ns[rows], calls.end_ns[rows]
@@ -169,16 +172,14 @@ class CallSums(msgspec.Struct):
         self.sums["total_ns"] += self._summed(of_timed, duration)
         self.sums["split"] += self._summed(of_split)
         self.sums["waited_ns"] += self._summed(of_split, duration[split] - transfer[split])
-        self.durations.append((of_timed, duration))
+        self.durations.append((of_timed, duration, number[rows[timed]]))
         self._note_calls(transfers.call[rows[timed[split]]], of_split, transfer[split])
 
     def found(self) -> Iterator[KindSums]:
         """Yield every kind, in the order of the first calls."""
         some = self.sums["timed"] != self.sums["split"]
-        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for kind, duration in self.durations:
-            parts.append((kind[some[kind]], duration[some[kind]]))
-        durations = _by_kind(parts, len(self.kinds))
+        chosen = [tuple(column[some[each[0]]] for column in each) for each in self.durations]
+        durations = _by_kind([_shortest(chosen)], len(self.kinds))
         known = np.flatnonzero(self.kind_of_call >= 0)
         calls = [(self.kind_of_call[known], self.transfer_ns[known])]
         if self.others:
@@ -230,6 +231,15 @@ class CallSums(msgspec.Struct):
         self.transfer_ns[number[new]] = transfer_ns[new]
         if other.any():
             self.others.append((number[other], kind[other]))
+
+
+def _shortest(parts: Sequence[tuple[Column, ...]]) -> tuple[Ints, Ints]:
+    """Return the kind and the shortest duration of each call: its members wait, and then transfer together."""
+    none = np.zeros(0, np.int64)
+    kind, duration, number = (np.concatenate(each) for each in zip((none, none, none), *parts, strict=True))
+    number = np.where(number >= 0, number, -1 - np.arange(number.size))
+    which, first = factorize_rows([kind, number])
+    return kind[first], smallest_by(which, duration, first.size)
 
 
 def _by_kind(parts: Sequence[tuple[Ints, Ints]], kinds: int) -> list[Ints]:

@@ -44,10 +44,12 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.host_runs import readable_host_runs
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
+    EMPTY,
     Activity,
     BusyTime,
     Intervals,
     WindowSets,
+    difference,
     intersection,
     union,
 )
@@ -55,6 +57,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 START: Final = "start_of_recording"
 LATE_END: Final = "late_end"
+GAPS: Final = "behind_compute"
 DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
 ROWS_AT_ONCE: Final = 250_000
@@ -181,8 +184,11 @@ def _of_rank(
     transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
+    # Between kernels that follow each other without the call nobody is waited for.
+    gaps = (own.by_graph or {}).get(GAPS, EMPTY)
     for cause, found in (*waited.items(), (START, waits.at_start), (LATE_END, waits.ended_late)):
-        parts[cause].append(found)
+        parts[cause].append(difference(found, gaps))
+        parts[GAPS].append(intersection(found, gaps))
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     parts["slow_transfer"].append(intersection(only(cut(own_comm, arrived, slow)), exposed))
     if own.by_graph is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting
 from overlapscope.analysis.exposure.last_met import at_end_ns, computed_on
 from overlapscope.analysis.exposure.owned_comm import OwnedComm, of_rows, own_communication
-from overlapscope.analysis.graph.exposed import busy_on_lane
+from overlapscope.analysis.graph.exposed import Queue
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.per_rank.following_compute import following
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
@@ -31,7 +31,7 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     late_ns: Ints
     """Time from data ready to launch."""
     queued_ns: Ints
-    """For how long from both to the start other communication ran on its stream."""
+    """For how long from both to the start calls of another operation or group held it on its stream."""
     optimizer_seen: Flags
     """Whether the optimizer of its step was recorded; without it, `depends` is not known, but of serial calls."""
     before_optimizer: Flags
@@ -104,15 +104,19 @@ def _ends_with_it(timeline: RankTimeline, own_comm: OwnedComm, next_ns: Ints) ->
 
 
 def _queued_ns(timeline: RankTimeline, own_comm: OwnedComm, since_ns: Ints) -> Ints:
-    """Return for how long other communication ran on the stream of each call from a moment to its start."""
+    """Return for how long calls of another operation or group held each call on its stream, from a moment on."""
     spans = timeline.spans
     sends = np.flatnonzero(spans.kind == COMM)
-    lane = np.full(timeline.collectives.op.size, NONE, np.int64)
-    of_call = sends[spans.collective[sends] != NONE]
-    lane[spans.collective[of_call]] = spans.lane[of_call]
-    times = spans.start_ns[sends], spans.end_ns[sends]
-    until_ns = np.maximum(own_comm.start_ns, since_ns)
-    return busy_on_lane(spans.lane[sends], of_rows(lane, own_comm, NONE), times, since_ns, until_ns)
+    sends = sends[sort_order(-spans.start_ns[sends])]
+    first = np.full(timeline.collectives.op.size, NONE, np.int64)
+    of_call = np.flatnonzero(spans.collective[sends] != NONE)
+    first[spans.collective[sends[of_call]]] = of_call
+    asked = of_rows(first, own_comm, NONE)
+    known = np.flatnonzero(asked != NONE)
+    queue = Queue.of(timeline, sends, (spans.start_ns[sends], spans.end_ns[sends]))
+    found = np.zeros(asked.size, np.int64)
+    found[known] = queue.held_ns(asked[known], since_ns[known])
+    return found
 
 
 def _others_until(timeline: RankTimeline, own_comm: OwnedComm) -> Ints:

@@ -124,12 +124,24 @@ def _own_before(
 ) -> Ints:
     """Return what a rank did before it came to calls, as `divided` returns it.
 
-    A device that waits in a call may compute beside it: the other rank has that to compute, too.
+    A device that waits in a call may compute and copy beside it, with gaps between: the other rank has that to do, too.
     """
     came = before.ends
-    beside = BusyTime(cover.compute).within(came, came_last) if timeline.has_device else np.zeros_like(came)
-    computed, *did = (each.within(before.starts, came) for each in activities_of(timeline, cover, core))
-    return divided(came - before.starts + beside, [computed + beside, *did], accounted)
+    did = [each.within(before.starts, came) for each in activities_of(timeline, cover, core)]
+    length_ns = came - before.starts
+    if timeline.has_device:
+        length_ns = length_ns + _until_idle(cover, came, came_last) - came
+        for at, activity in ((COMPUTED, BusyTime(cover.compute)), (COPIED, copying(cover))):
+            did[at] = did[at] + activity.within(came, came_last)
+    return divided(length_ns, did, accounted)
+
+
+def _until_idle(cover: Coverage, since: Ints, until: Ints) -> Ints:
+    """Return when a device last computed or copied between two moments; the first where it did not."""
+    busy = union(cover.compute, cover.copy)
+    at = np.searchsorted(busy.starts, until, side="left") - 1
+    last: Ints = np.append(busy.ends, NONE)[at]
+    return np.maximum(np.minimum(last, until), since)
 
 
 def _pipeline_rows(timeline: RankTimeline) -> Flags:
@@ -137,6 +149,10 @@ def _pipeline_rows(timeline: RankTimeline) -> Flags:
     calls, names = timeline.collectives, timeline.names
     of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
+
+
+COMPUTED, COPIED = 0, 4
+"""Places in `activities_of`."""
 
 
 def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Sequence[Activity]:
@@ -152,13 +168,13 @@ def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
 
 
 def communicating(cover: Coverage) -> BusyTime:
-    """Return when a rank communicated without computing."""
-    return BusyTime(difference(cover.comm, cover.compute))
+    """Return when a rank communicated, and did nothing else."""
+    return BusyTime(difference(cover.comm, union(cover.compute, cover.copy)))
 
 
 def copying(cover: Coverage) -> BusyTime:
-    """Return when the device of a rank copied, and did nothing else."""
-    return BusyTime(difference(cover.copy, union(cover.compute, cover.comm)))
+    """Return when the device of a rank copied without computing: as long, whether beside a call or not."""
+    return BusyTime(difference(cover.copy, cover.compute))
 
 
 def slept(core: CoreWaiting) -> Activity:
@@ -184,12 +200,12 @@ def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> In
 def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Intervals]:
     """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met.
 
-    The waiting rank may have been in a call while it did nothing else: only what it idled and communicated less than
-    the late rank idled is of that one's host.
+    The waiting rank may have been in a call, or have copied beside one, while the late rank had a gap between two
+    kernels: only what it idled, communicated and copied less than the late rank idled is of that one's host.
     """
     more = theirs - waits.own
-    communicated, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_host"))
-    more[idled] += np.minimum(more[communicated], 0)
+    communicated, copied, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_copy", "peer_host"))
+    more[idled] += np.minimum(more[communicated], 0) + np.minimum(more[copied], 0)
     longer = np.maximum(more, 0)
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts

@@ -22,6 +22,9 @@ REFUSED: Final[Mapping[str, str]] = {
     HIDDEN_WAITS: NO_CAUSES["hidden_waits"],
 }
 """Why a graph may not answer, by the test that fails."""
+UNKNOWN_MEMBERS: Final = (
+    "whether these ranks are all members of their groups is not recorded, so no path across ranks is known"
+)
 
 
 class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,6 +295,8 @@ def _connected(run: Run, cross_rank: CrossRank) -> tuple[list[int], str | None]:
         return sorted(most), None
     if lacking := _lacks_members(run, cross_rank):
         return [], lacking
+    if any(each.block.calls for each in (*cross_rank.splits, *cross_rank.uneven)):
+        return [], UNKNOWN_MEMBERS
     why = f" ({cross_rank.matching.reasons[0]})" if cross_rank.matching.reasons else ""
     return [], f"no collective could be matched across all of its ranks, so the ranks are not connected{why}"
 

@@ -4,8 +4,9 @@ Where the next compute waited for something else, taking the communication away 
 """
 
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.model import (
@@ -29,15 +30,16 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
-from overlapscope.timeline.rows import is_one_of, sort_order, sum_by, values_in
+from overlapscope.timeline.rows import factorize_rows, is_one_of, sort_order, sum_by, values_in
+from overlapscope.timeline.run import RankTimeline
 
 EXPOSED_CAUSES: Final = (
     "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
 )  # fmt: skip
 """`dependency`: the next compute waited for it, or follows it on its stream. Of that, `late_launch`: its data were
-ready before it was launched, and `queued`: its stream was busy with other communication. `host_not_ready`: the next
-compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or kernel. `tail`: no compute
-follows. `unknown`: no rule names it."""
+ready before it was launched, and `queued`: its stream was busy with communication of another operation or group.
+`host_not_ready`: the next compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or
+kernel. `tail`: no compute follows. `unknown`: no rule names it."""
 LATE_LAUNCH, QUEUED, DEPENDENCY, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN = range(8)
 _CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
 _CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
@@ -61,7 +63,7 @@ class ExposedPieces(Columns, frozen=True, kw_only=True):
     """The compute span that follows (position in the rank's spans); NONE if none does."""
 
 
-def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces:
+def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: Ints) -> ExposedPieces:
     """Return the causes of all exposed communication of one rank of a graph.
 
     `binding` holds the edge that bound each node, as paths show it (`shown_binding`).
@@ -71,7 +73,7 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
     computing = union((start[compute], end[compute]))
     exposed = difference(union((start[comm], end[comm])), computing)
     owner, owned = _owners(comm, start, end)
-    late, queued = _delays(graph, part, owner, BusyTime(computing))
+    late, queued = _delays(graph, part, timeline, owner, BusyTime(computing))
     found = []
     cuts = (start[owner], start[owner] + late, start[owner] + late + queued, owned.ends)
     for cause, (begin, until) in zip((LATE_LAUNCH, QUEUED, NONE), pairwise(cuts), strict=True):
@@ -113,8 +115,10 @@ def _owners(comm: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
     return order[by_begin], Intervals(start[order][by_begin], until[by_begin])
 
 
-def _delays(graph: Graph, part: RankPart, owner: Ints, computing: BusyTime) -> tuple[Ints, Ints]:
-    """Return how long each call was launched after its data were ready, and how long its stream was busy after both.
+def _delays(
+    graph: Graph, part: RankPart, timeline: RankTimeline, owner: Ints, computing: BusyTime
+) -> tuple[Ints, Ints]:
+    """Return how long each call was launched after its data were ready, and how long unlike calls held it after both.
 
     Data are ready when the compute and copies that were launched before had ended. Time in which other compute ran is
     no delay; nor is there one on the stream with the most compute, or where no compute ran beside the call: then none
@@ -133,21 +137,45 @@ def _delays(graph: Graph, part: RankPart, owner: Ints, computing: BusyTime) -> t
     beside = computing.within(start[owner], end[owner]) > 0
     late = np.where(known & ~on_compute & beside, np.maximum(gap, 0), 0)
     waits = start[owner] - np.maximum(launch[owner], ready)
-    others = np.flatnonzero(part.span_kind == COMM)
-    lanes = part.span_lane[others], part.span_lane[owner]
-    busy = busy_on_lane(*lanes, (start[others], end[others]), np.maximum(launch[owner], ready), start[owner])
-    return late, np.where(known, np.clip(waits, 0, busy), 0)
+    sends = np.flatnonzero(part.span_kind == COMM)
+    queue = Queue.of(timeline, part.span_row[sends], (start[sends], end[sends]))
+    held = queue.held_ns(np.searchsorted(sends, owner), np.maximum(launch[owner], ready))
+    return late, np.where(known, np.clip(waits, 0, held), 0)
 
 
-def busy_on_lane(lanes: Ints, lane: Ints, times: tuple[Ints, Ints], since_ns: Ints, until_ns: Ints) -> Ints:
-    """Return for how long any of some spans, on `lanes` at `times`, ran on the `lane` of each of some others between
-    two moments."""
-    busy = np.zeros(lane.size, np.int64)
-    for each in values_in(lane).tolist():
-        own, there = lane == each, lanes == each
-        of_lane = BusyTime(union((times[0][there], times[1][there])))
-        busy[own] = of_lane.within(since_ns[own], until_ns[own])
-    return busy
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication of a rank on its streams; one row for each span."""
+
+    start_ns: Ints
+    end_ns: Ints
+    lane: Ints
+    kind: Ints
+    """Number of its stream, operation and group; of a span without a collective by its name."""
+
+    @classmethod
+    def of(cls, timeline: RankTimeline, rows: Ints, times: tuple[Ints, Ints]) -> Self:
+        """Return the queue of these spans (rows), with their times."""
+        spans, calls = timeline.spans, timeline.collectives
+        lane, call = spans.lane[rows].astype(np.int64), spans.collective[rows]
+        op, group = (np.append(each, NONE)[np.where(call == NONE, -1, call)] for each in (calls.op, calls.group))
+        kind, _ = factorize_rows([lane, op, group, np.where(call == NONE, spans.name[rows], NONE)])
+        return cls(start_ns=times[0], end_ns=times[1], lane=lane, kind=kind)
+
+    def held_ns(self, asked: Ints, since_ns: Ints) -> Ints:
+        """Return for how long, from a moment to the start of each of the `asked` spans, calls of another operation or
+        group ran on its stream: after the last one like it, which has that delay already.
+
+        A call behind its like waits for the link: on another stream both would share it.
+        """
+        held = np.zeros(asked.size, np.int64)
+        for each in values_in(self.kind[asked]).tolist():
+            own, like = np.flatnonzero(self.kind[asked] == each), self.kind == each
+            others = (self.lane == self.lane[like][0]) & ~like
+            starts, ends = self.start_ns[asked[own]], np.append(NONE, np.sort(self.end_ns[like]))
+            since = np.maximum(since_ns[own], ends[np.searchsorted(ends[1:], starts, side="right")])
+            busy = BusyTime(union((self.start_ns[others], self.end_ns[others])))
+            held[own] = busy.within(since, np.maximum(starts, since))
+        return held
 
 
 def _compute_lane(part: RankPart, start: Ints, end: Ints) -> int:

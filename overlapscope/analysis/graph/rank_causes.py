@@ -41,7 +41,7 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
         if failed is not None:
             return OwnCauses(reason=REASONS[failed], polled=union(*polled))
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
-        exposed.append(exposed_pieces(graph, part, shown))
+        exposed.append(exposed_pieces(graph, part, timeline, shown))
         losses += host_losses(graph, part, timeline, idle[-1])
     return OwnCauses(
         idle=_by_cause(idle, IDLE_CAUSES),

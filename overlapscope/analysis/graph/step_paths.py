@@ -59,7 +59,7 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMM, NONE, Codes, Flags, Ints, Small, concat, size, take
 from overlapscope.timeline.intervals import Activity, BusyTime, union
-from overlapscope.timeline.rows import factorize_rows, sort_order, sum_by, unique
+from overlapscope.timeline.rows import factorize_rows, sort_order, sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_STEPS: Final = 11
@@ -418,10 +418,8 @@ def _in_operations(
     does for long besides that of the range in which it does it, if there is one.
     """
     part, length = segments.part, segments.end_ns - segments.start_ns
-    if timeline.has_device:
-        return part, segments.name, np.zeros(part.size, np.bool_), length
     name, ranged = _in_ranges(timeline, segments, clocks)
-    own = pieces(timeline.rank) if (part == COMPUTE).any() else None
+    own = pieces(timeline.rank) if not timeline.has_device and (part == COMPUTE).any() else None
     if own is None:
         return part, name, ranged, length
     computes = (part == COMPUTE) & (segments.row != NONE)
@@ -437,14 +435,17 @@ def _in_operations(
 
 def _in_ranges(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> tuple[Codes, Flags]:
     """Return the name of each segment, of those in which a host does something else for long that of the call of a
-    collective that it stands in, else that of the range that it is in; and which these are."""
+    collective that it stands in, else that of the range that it is in (of a device's host on the thread of the steps'
+    marks); and which these are."""
     name, ranged = segments.name.copy(), np.zeros(segments.name.size, np.bool_)
     length = segments.end_ns - segments.start_ns
     long = np.flatnonzero((segments.part == HOST) & (segments.row != NONE) & (length >= SILENCE_NS))
-    calls = enqueuing_calls(timeline) if long.size and not timeline.host_is_lost else None
-    for at in long.tolist():
+    on_host = not timeline.has_device
+    calls = enqueuing_calls(timeline) if long.size and on_host and not timeline.host_is_lost else None
+    marked = values_in(timeline.annotations.lane[np.isin(timeline.annotations.start_ns, timeline.steps.start_ns)])
+    for at in long.tolist() if on_host or marked.size == 1 else ():
         begin, end = clocks.own_ns(timeline.rank, np.array([segments.start_ns[at], segments.end_ns[at]])).tolist()
-        lane = int(timeline.spans.lane[segments.row[at]])
+        lane = int(timeline.spans.lane[segments.row[at]] if on_host else marked[0])
         code = None if calls is None else _call_around(calls, lane, begin, end)
         if code is None:
             row = row_of_pause(timeline, lane, begin, end)

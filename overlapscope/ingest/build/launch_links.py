@@ -24,6 +24,12 @@ from overlapscope.timeline.rows import values_in
 _TORCH_OP: Final = re.compile(r"(?:aten|autograd)::")
 """Operations of torch itself: what they launch computes."""
 
+LAUNCHES_ONE: Final = re.compile(r"Launch(?:Cooperative)?Kernel", re.IGNORECASE)
+NO_KERNELS: Final = re.compile(r"BeginCapture")
+"""Launches that a stream captures for a graph have no kernels of their own."""
+FEWEST_LOST: Final = 20
+"""Fewest launches in a row without a kernel that a recorder lost. A choice: single kernels miss for other reasons."""
+
 
 class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
     """One row for each device span; `row` is its row in the device columns of the trace."""
@@ -42,6 +48,8 @@ class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Latest launch that has a device span, NONE without one."""
     lost_launch_ns: int
     """Earliest kernel launch after all that have a device span, NONE without one."""
+    lost: tuple[tuple[int, int], ...]
+    """First and last launch of each stretch of which no device span was recorded."""
     marked: Mask
     """Whether a span communicates only according to our mark, and is not a collective of any library."""
     ambiguous: int
@@ -78,6 +86,7 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
         device_note=device_note,
         last_launch_ns=last,
         lost_launch_ns=lost,
+        lost=() if ambiguous else _lost(columns, names, launch[linked]),
         marked=marked,
         ambiguous=ambiguous,
     )
@@ -190,3 +199,24 @@ def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tup
     launching = [code for code in values_in(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
     lost = columns.launch_start_ns[later[np.isin(called, launching)]]
     return last, int(lost.min()) if lost.size else NONE
+
+
+def _lost(columns: TraceColumns, names: list[str], linked: Ints) -> tuple[tuple[int, int], ...]:
+    """Return the times of the first and last launch of each stretch of launches that no device span is linked to."""
+    called = values_in(columns.launch_name).tolist()
+    launching = [code for code in called if LAUNCHES_ONE.search(names[code])]
+    if any(NO_KERNELS.search(names[code]) for code in called):
+        return ()
+    rows = np.flatnonzero(np.isin(columns.launch_name, launching) & (columns.launch_correlation != NONE))
+    rows = rows[np.argsort(columns.launch_start_ns[rows], kind="stable")]
+    start_ns = columns.launch_start_ns[rows]
+    return tuple((int(start_ns[first]), int(start_ns[end - 1])) for first, end in lost_stretches(np.isin(rows, linked)))
+
+
+def lost_stretches(has_span: Mask) -> list[tuple[int, int]]:
+    """Return the positions (first, end) of launches in a row, in order of time, without a device span: `FEWEST_LOST` or
+    more of them; none where no launch has one."""
+    edges = np.diff(np.concatenate([[False], ~has_span, [False]]).astype(np.int8))
+    first, end = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+    many = (end - first >= FEWEST_LOST) & has_span.any()
+    return list(zip(first[many].tolist(), end[many].tolist(), strict=True))

@@ -75,6 +75,9 @@ def device_timeline(
         step=step_at(steps, launch_ns),
         collective=call_of_span,
     )
+    for first_ns, last_ns in linked.lost:
+        within = (steps.start_ns <= last_ns + base_ns) & (first_ns + base_ns < steps.end_ns)
+        steps = replace(steps, cut=steps.cut | within)
     timeline = trace_timeline(
         columns,
         spans,

@@ -327,7 +327,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
             rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
-    if any(not step.complete for rank in analysis.ranks for step in rank.steps):
+    if any(label.endswith("*") for label, *_ in rows):
         notes.append("* recorded in part")
     if len(timed) > 1 and not all_rows and any(len(rank.steps) > 1 for rank in timed):
         notes.append("Medians of each column: they need not add up to the window, which is the rank's own.")

@@ -15,10 +15,12 @@ MAX_ROWS: Final = 4
 MAX_REASONS: Final = 3
 LONGEST_REASON: Final = 480
 """Characters: four lines."""
-CLOCK_SHOWS_NS: Final = 1_000_000
-"""A clock offset above this gets a line: the logs of such ranks cannot be compared by their times."""
+CLOCK_SHOWS_NS: Final = 100_000
+"""A clock offset above this gets a line: without its correction, another rank may seem to come last."""
 SHARE_HEAD: Final = "of collective time"
-WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, "delayed others ms", "late arrivals")
+DELAY_HEAD: Final = "delayed each of the others ms"
+"""Each other rank waited at least so long: the sum of the waits is more."""
+WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, DELAY_HEAD, "late arrivals")
 HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
 """Where members of groups were not recorded; what is waited of all collective time is not known then."""
 LATE_ENDS: Final = 0.1
@@ -170,13 +172,20 @@ def matched_text(skew: Skew, *, lacks: bool = False) -> list[str]:
 
 
 def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
-    """Return a sentence for each of the first `limit` stragglers, the one with the most blame first."""
+    """Return a sentence for each of the first `limit` stragglers, the one with the most blame first.
+
+    Its delay counts a lead that lasts once: where its removal gains more, only that is said.
+    """
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
-    bound = "at most " if analysis.run.missing_ranks else ""
+    others = "other recorded ranks" if analysis.run.missing_ranks else "others"
     return [
-        f"Rank {each.rank}{_on_host(each)} is a straggler: it delayed the others by {bound}{_delay(each, listed)}"
-        f"{each.late_in}{_exposed(each, analysis)}; "
-        f"{_worth(each)}cause: {_cause(each)}."
+        f"Rank {each.rank}{_on_host(each)} is a straggler: "
+        + (
+            ""
+            if (each.removal_ns or 0) > each.blame_ns
+            else f"it delayed the {others} by {_delay(each, listed)}{each.late_in}{_exposed(each, analysis)}; "
+        )
+        + f"{_worth(each)}cause: {_cause(each)}."
         for each in analysis.skew.stragglers[:limit]
     ]
 

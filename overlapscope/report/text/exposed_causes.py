@@ -133,7 +133,7 @@ def _may_wait(analysis: Analysis) -> str:
         why = "Not all calls could be matched across ranks"
     where = "what the next compute waited for holds"
     if causes.get("tail", 0) > causes.get("dependency", 0):
-        where = "what nothing but the optimizer follows holds"
+        where = "what no other compute than the optimizer's follows holds"
     elif "unknown" in causes:
         where = "what is unknown, and what the next compute waited for, may hold"
     return f"{why}: {where} waiting for other ranks, too."

@@ -98,10 +98,13 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         `least_transfer` is the smallest share of a recorded transfer that is transfer time. `slowdown` is how many
         times as long compute takes beside a transfer: it may run faster, or slower, as transfers change.
         """
-        change = retimed(self.ranks, took)
-        found = {name: [retimed(self.ranks, each) for each in times] for name, times in others.items()}
-        if least_transfer < 1:
-            found["transfer_time"] = [retimed(self.ranks, took, transfer_share=least_transfer)]
+        partial = least_transfer < 1
+        change = retimed(self.ranks, took, is_partial=partial)
+        found = {
+            name: [retimed(self.ranks, each, is_partial=partial) for each in times] for name, times in others.items()
+        }
+        if partial:
+            found["transfer_time"] = [retimed(self.ranks, took, transfer_share=least_transfer, is_partial=True)]
         if slowdown > 1:
             found["interference"] = [relieved(self.ranks, change, slowdown)]
         return self._answer(change, found)

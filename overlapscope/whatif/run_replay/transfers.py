@@ -18,10 +18,14 @@ CallTimes = Callable[[CallShape, Floats], Floats]
 """New times in ns of calls of one shape, for their recorded ones."""
 
 
-def retimed(ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_share: float = 1.0) -> MakeChange:
+def retimed(
+    ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_share: float = 1.0, is_partial: bool = False
+) -> MakeChange:
     """Return the change in which transfers take other times; waits between ranks stay.
 
-    `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded.
+    `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded. Of
+    a job that is recorded in part (`is_partial`) a message moves data for at most as long as the second-shortest one of
+    its size took, and waits for its peer for the rest.
     """
 
     def changed(graph: Graph) -> Change:
@@ -29,10 +33,19 @@ def retimed(ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_shar
         for part in graph.ranks:
             for shape, edges in _edges_by_shape(graph, part, ranks[part.rank]):
                 old = lag[edges].astype(np.float64)
-                lag[edges] = np.rint(old * (1 - transfer_share) + took(shape, old * transfer_share)).astype(np.int64)
+                moved = transfer_share * (_moved(shape, old) if is_partial else old)
+                lag[edges] = np.rint(old - moved + took(shape, moved)).astype(np.int64)
         return replace(Change.none(graph), lag_ns=lag)
 
     return changed
+
+
+def _moved(shape: CallShape, took_ns: Floats) -> Floats:
+    """Return how long calls of one shape move data at most: all of it but for messages of a known size."""
+    if shape.op != "message" or not shape.bytes or took_ns.size < 2:
+        return took_ns
+    moved: Floats = np.minimum(took_ns, np.partition(took_ns, 1)[1])
+    return moved
 
 
 def relieved(ranks: Mapping[int, RankTimeline], change: MakeChange, slowdown: float) -> MakeChange:

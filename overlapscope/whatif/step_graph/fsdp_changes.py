@@ -33,16 +33,19 @@ NO_SIZES: Final = (
 
 
 class Gathers(msgspec.Struct, frozen=True, kw_only=True):
-    """The call numbers of the gathers and reduce-scatters of a step, in launch order."""
+    """The call numbers of a rank's gathers and reduce-scatters of a step, in launch order."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     scatters: tuple[int, ...]
 
 
-def gathers_of(graph: Graph) -> Gathers:
-    """Separate the gathers of forward and backward: by phase, else by whether the module was gathered before."""
-    order = launch_order(graph, min(graph.programmes))
+def gathers_of(graph: Graph, rank: int | None = None) -> Gathers:
+    """Separate a rank's gathers of forward and backward: by phase, else by whether the module was gathered before.
+
+    Without `rank` they are those of the first rank; ranks of other groups (of HSDP) gather by other calls.
+    """
+    order = launch_order(graph, min(graph.programmes) if rank is None else rank)
     scatters = tuple(each for each in order if graph.calls[each].op == "reduce_scatter")
     groups = {graph.calls[each].group for each in scatters}
     gathers = [each for each in order if graph.calls[each].op == "all_gather" and graph.calls[each].group in groups]
@@ -126,7 +129,7 @@ def deferred(graph: Graph, seen: Gathers) -> bool:
 
 def not_resharded(graph: Graph) -> Graph:
     """Return the step in which backward gathers nothing and copies nothing out of gathers."""
-    backward = set(gathers_of(graph).backward)
+    backward = {each for rank in graph.programmes for each in gathers_of(graph, rank).backward}
     programmes = {rank: _without_copies(graph, items, backward) for rank, items in graph.programmes.items()}
     return without(replace(graph, programmes=programmes), backward)
 
@@ -163,15 +166,12 @@ def _without_copies(graph: Graph, items: Sequence[Item], gathers: set[int]) -> t
 
 def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
     """Return the step with the gathers of a phase launched `depth` modules ahead; 0 is where they are needed."""
-    seen = gathers_of(graph)
-    gathers = set(seen.forward if phase == "forward" else seen.backward)
-    return replace(
-        graph,
-        programmes={
-            rank: _ahead(_in_turn(items, {*seen.forward, *seen.backward}), gathers, depth)
-            for rank, items in graph.programmes.items()
-        },
-    )
+    programmes = {}
+    for rank, items in graph.programmes.items():
+        seen = gathers_of(graph, rank)
+        order = seen.forward if phase == "forward" else seen.backward
+        programmes[rank] = _ahead(_in_turn(items, {*seen.forward, *seen.backward}), order, depth)
+    return replace(graph, programmes=programmes)
 
 
 def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
@@ -199,8 +199,8 @@ def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
     return found
 
 
-def _ahead(items: Sequence[Item], gathers: set[int], depth: int) -> tuple[Item, ...]:
-    order = [each.collective for each in items if isinstance(each, Wait) and each.collective in gathers]
+def _ahead(items: Sequence[Item], order: Sequence[int], depth: int) -> tuple[Item, ...]:
+    """Launch the gathers in `order`, the recorded one, which all members share; waits may be seen in another order."""
     place = {number: at for at, number in enumerate(order)}
     found: list[Item] = []
     launched: set[int] = set()

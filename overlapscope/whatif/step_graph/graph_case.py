@@ -15,11 +15,11 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.cost.link_fit import SPREAD, determines_latency, fit_line
+from overlapscope.whatif.cost.link_fit import ALONE, LEAST_CALLS, SPREAD, determines_latency, fit_line
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, assumed_slowdown
 from overlapscope.whatif.ddp.ddp_recording import COMM_SHARE, LATENCY_US, LEAST_NOISE, LEAST_TRANSFER, US
 from overlapscope.whatif.parallelism import Parallelism, parallelism_of
-from overlapscope.whatif.replay.graph import CallShape, Graph
+from overlapscope.whatif.replay.graph import Call, CallShape, Graph
 from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
 from overlapscope.whatif.step_graph.graph_changes import HOST_SHARE, LATENCY, same_launch_order
 from overlapscope.whatif.step_graph.recorded_graph import RecordedGraphs, recorded_graphs
@@ -39,6 +39,14 @@ FEW_STEPS: Final = 3
 FEW_NOISE: Final = 0.03
 """The assumed noise where fewer steps were recorded."""
 
+
+RANKS_OF_A_NODE: Final = 8
+"""With so many ranks a call on devices has a latency of at most the high end of `LATENCY_US`, with more ranks in
+proportion: a ring takes a step for each rank (see NCCL's `src/graph/tuning.cc` for the times of a step)."""
+
+
+PARTLY: Final = 0.5
+"""Least share of its time beside compute for a call to show how compute slows it. A choice: of less noise is most."""
 
 OLDER: Final = "no host events were recorded: steps are replayed from the times of their collectives"
 
@@ -113,15 +121,17 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         notes.append(OLDER)
     device = any(each.has_device for each in run.ranks.values())
     moving = {rank: _of(replay).moving(rank) for rank in run.ranks} if found is None else found.moving
+    slowdown = _slowdown_fit(run, moving, device=device)
     comparable = replay is not None or (found is not None and same_launch_order(found.graphs[0]))
     return GraphCase(
         kind=kind,
         graphs=found.graphs if found else (),
-        slowdown_fit=_slowdown_fit(run, moving, device=device),
+        slowdown_fit=slowdown,
         assumptions=tuple(
             _assumptions(
                 _of(replay).transfer_times() if found is None else _calls_of(found.graphs), device=device,
-                is_partial=missing > 0 or len(run.ranks) < 2, late_ends=found is not None,
+                is_partial=missing > 0 or len(run.ranks) < 2, graphs=found.graphs if found else (),
+                slowdown=slowdown.slowdown,
             )
         ),
         noise=FEW_NOISE if few else max(SPREAD * 1.2533 * spread / steps_ns.size**0.5, LEAST_NOISE),
@@ -178,32 +188,83 @@ def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) ->
 
 
 def _assumptions(
-    calls: Calls, *, device: bool, is_partial: bool, late_ends: bool = True
-) -> list[Assumption]:  # fmt: skip
+    calls: Calls, *, device: bool, is_partial: bool, graphs: Sequence[Graph], slowdown: float
+) -> list[Assumption]:
     if not calls:
         return []
-    low, value, high = COMM_SHARE[device]
-    how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
-    found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)] if late_ends else []
+    found = [_comm_share(graphs, slowdown, device=device, is_partial=is_partial)] if graphs else []
     if not device:
-        if late_ends:
+        if graphs:
             low, value, high = LATE_SHARE
             how = "assumed to be all; the rest is waiting for a core"
             found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
         low, value, high = HOST_SHARE_RANGE
         how = "share of transfers, whatever the link: measured on other jobs"
         found.append(Assumption(name=HOST_SHARE, value=value, low=low, high=high, known_from=how))
-    low, value, high = LATENCY_US[device]
-    how = "could not be measured: the recorded sizes are too similar"
-    sizes, times = _transfers(calls)
-    if sizes.size and determines_latency(sizes):
-        base = fit_line(sizes, times, value * US)[0] / US
-        value, low, high, how = base, base / 2, base * 2, "measured: calls of different sizes"
+    low, value, high, how = _latency_us(calls, device=device, is_partial=is_partial)
     found.append(Assumption(name=LATENCY, value=value, low=low, high=high, known_from=how))
     if is_partial:
         how = "may include waiting for ranks that were not recorded"
         found.append(Assumption(name="transfer_time", value=1.0, low=LEAST_TRANSFER, high=1.0, known_from=how))
     return found
+
+
+def _comm_share(graphs: Sequence[Graph], slowdown: float, *, device: bool, is_partial: bool) -> Assumption:
+    """Return how much of compute's slowdown a call beside it suffers: measured on like calls where it can be."""
+    low, value, high = COMM_SHARE[device]
+    how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
+    slowed = slowed_beside([call for graph in graphs for call in graph.calls]) if device and slowdown > 1 else None
+    if slowed is not None:
+        value, least, most = (min(max((each - 1) / (slowdown - 1), 0.0), 1.0) for each in slowed)
+        how = "measured: like calls beside compute and free of it"
+        if is_partial:
+            how = "from like calls beside compute and free of it, which may wait for ranks that were not recorded"
+        else:
+            low, high = least, most
+    return Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)
+
+
+def slowed_beside(calls: Sequence[Call]) -> tuple[float, float, float] | None:
+    """Return how many times as long calls take beside compute as like calls free of it: mean, low, high (90 %
+    interval); None where too few ran so. Time in part beside compute counts for as much of it."""
+    kinds: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for each in calls:
+        if each.bytes and each.own_ns > 0:
+            kinds.setdefault((each.link, each.op, each.bytes), []).append((each.own_ns, each.beside))
+    ratio, wide, weight = 0.0, 0.0, 0
+    for pairs in kinds.values():
+        own, beside = np.array(pairs).T
+        alone, many = own[beside < ALONE], beside >= PARTLY
+        if min(alone.size, int(many.sum())) < LEAST_CALLS:
+            continue
+        times = 1 + (own[many] / alone.mean() - 1) / beside[many]
+        error = np.hypot(alone.std() / alone.mean() / alone.size**0.5, times.std() / times.size**0.5)
+        ratio, wide, weight = ratio + times.mean() * times.size, wide + (error * times.size) ** 2, weight + times.size
+    if not weight:
+        return None
+    mean, half = ratio / weight, SPREAD * wide**0.5 / weight
+    return float(mean), float(mean - half), float(mean + half)
+
+
+def _latency_us(calls: Calls, *, device: bool, is_partial: bool) -> tuple[float, float, float, str]:
+    """Return the low, usual and high latency of a call in us, and how it is known.
+
+    What calls take more than their bytes explain is latency and waiting; where waits are not known, or it is more than
+    any latency, it is not measured.
+    """
+    low, value, high = LATENCY_US[device]
+    sizes, times = _transfers(calls)
+    if not sizes.size or not determines_latency(sizes):
+        return low, value, high, "could not be measured: the recorded sizes are too similar"
+    base = fit_line(sizes, times, value * US)[0] / US
+    most = high * max(max(shape.group_size for shape, _ in calls) / RANKS_OF_A_NODE, 1.0)
+    if device and base > most:
+        more = f"{base:,.0f} us more than their bytes explain, which is waiting, or compute beside them"
+        return low, value, high, f"could not be measured: calls take {more}"
+    if is_partial:
+        how = "from calls of different sizes, which may wait for ranks that were not recorded"
+        return min(low, base / 2), base, base * 2, how
+    return base / 2, base, base * 2, "measured: calls of different sizes"
 
 
 def _calls_of(graphs: Sequence[Graph]) -> Calls:

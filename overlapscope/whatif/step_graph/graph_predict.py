@@ -96,13 +96,13 @@ def predict_graph_run(
 
 def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
     """Predict a case; `run` adds notes on pipelines."""
-    case = _drop_deadlocked_steps(case)
+    case = _drop_stuck_steps(case)
     changes, left_out = ([], []) if case.abstains else changes_of(case, options)
-    changes, deadlocked = _possible(case, changes)
+    changes, stuck = _possible(case, changes)
     changes, seen, unlike = _replayed(case, changes)
     bounds = bounds_of_case(case)
     rows = _within(_rows(case, changes, seen), changes, bounds)
-    notes = [*left_out, *deadlocked, *unlike, *case.notes]
+    notes = [*left_out, *stuck, *unlike, *case.notes]
     if case.kind == "pipeline":
         notes += bubble_notes(run)
     if not_ddp and case.kind == "other":
@@ -162,26 +162,24 @@ def _dtypes(case: GraphCase) -> set[str | None]:
     return {each.dtype for each in case.graphs[0].calls}
 
 
-def _drop_deadlocked_steps(case: GraphCase) -> GraphCase:
-    """Return the case without the steps whose replay deadlocks. Raises InputError where all do."""
-    ending = tuple(each for each in case.graphs if not _deadlocks(each))
+def _drop_stuck_steps(case: GraphCase) -> GraphCase:
+    """Return the case without the steps whose replay does not end. Raises InputError where none ends."""
+    ending = tuple(each for each in case.graphs if not _is_stuck(each))
     if case.graphs and not ending:
         raise InputError(
-            "its ranks launched collectives in orders that deadlock: recorded times or their matching are wrong"
+            "the replay of its steps does not end: recorded times, or the matching of its calls, are wrong"
         )
     if len(ending) == len(case.graphs):
         return case
-    note = (
-        f"{len(case.graphs) - len(ending)} recorded steps have launches that deadlock in the replay, and are left out"
-    )
+    note = f"{len(case.graphs) - len(ending)} recorded steps are left out: their replay does not end"
     return replace(case, graphs=ending, notes=(*case.notes, note))
 
 
 def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[GraphChange], list[str]]:
-    """Return the changes that deadlock in no step, and why the others are left out.
+    """Return the changes whose replay ends in all steps, and why the others are left out.
 
-    A change may order launches differently on different ranks. It is left out as a whole: the median must not depend on
-    which steps deadlock.
+    A change may order launches differently on different ranks, which the job would not. It is left out as a whole: the
+    median must not depend on which steps end.
     """
     found: list[GraphChange] = []
     why = []
@@ -189,16 +187,16 @@ def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
         if case.replay is not None and each.keeps_programme:
             found.append(each)
             continue
-        stuck = sum(_deadlocks(each.change(graph, TimeParts())) for graph in case.graphs)
+        stuck = sum(_is_stuck(each.change(graph, TimeParts())) for graph in case.graphs)
         if stuck:
             of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
-            why.append(f"{_knobs(each)} is not replayed: it would deadlock in {of}")
+            why.append(f"{_knobs(each)} is not replayed: the replay of {of} does not end with it")
         else:
             found.append(each)
     return found, why
 
 
-def _deadlocks(graph: Graph) -> bool:
+def _is_stuck(graph: Graph) -> bool:
     try:
         replay(graph_job(graph, MutualSlowdown()))
     except StuckError:

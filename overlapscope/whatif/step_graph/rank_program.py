@@ -223,23 +223,25 @@ def needed_times(
     launch_ns: Ints,
     end_of_call_ns: Ints,
     span_start_ns: Ints,
+    busy: Intervals,
     end_ns: int,
     zero_ns: int,
 ) -> Ints:
     """Return for each of a rank's calls when its result is needed, in ns; never before it ended. NONE for never.
 
     Reduced gradients are needed by the next reduce-scatter (FSDP2 then frees its buffer), at the latest by the
-    optimizer. Gathered parameters are needed at the launch of the next gather of the same phase: FSDP2 launches it when
-    it has them. Other results are needed by the next computation that begins after them; that is a bound, and may be
-    too early with a slower link.
+    optimizer. Gathered parameters are needed at the launch of the next gather of the same phase, of which
+    compute on a device must run beside that: FSDP2 launches it ahead when it has them. Other results are needed by the
+    next computation that begins after them; that is a bound, and may be too early with a slower link.
     """
     found = np.empty(len(calls), np.int64)
     optimizer = _optimizer(timeline, span_start_ns, end_ns, zero_ns)
     scatters = np.sort(launch_ns[[each.op == "reduce_scatter" for each in calls]])
-    gathers = {
-        phase: np.sort(launch_ns[[each.op == "all_gather" and each.phase == phase for each in calls]])
+    ahead = {
+        phase: _launched_ahead([each.op == "all_gather" and each.phase == phase for each in calls], launch_ns,
+                               end_of_call_ns, busy if timeline.has_device else None)
         for phase in {each.phase for each in calls}
-    }
+    }  # fmt: skip
     for at, each in enumerate(calls):
         ended = int(end_of_call_ns[at])
         if each.op == "reduce_scatter":
@@ -248,13 +250,42 @@ def needed_times(
             found[at] = max(optimizer, ended)
         else:
             follows = _next(span_start_ns, ended, end_ns)
-            found[at] = _next(gathers[each.phase], ended, follows) if each.op == "all_gather" else follows
+            found[at] = _next_ahead(*ahead[each.phase], ended, follows) if each.op == "all_gather" else follows
     return np.where(found > end_ns, NONE, found)
 
 
 def _next(times: Ints, after: int, otherwise: int) -> int:
     at = int(np.searchsorted(times, after, side="left"))
     return int(times[at]) if at < times.size else max(otherwise, after)
+
+
+def _launched_ahead(
+    chosen: Sequence[bool], launch_ns: Ints, ended_ns: Ints, busy: Intervals | None
+) -> tuple[Ints, Flags]:
+    """Return the launches of the chosen calls in order of time, and beside which of the calls compute ran from then on;
+    all without `busy`."""
+    rows = np.flatnonzero(np.array(chosen, np.bool_))
+    rows = rows[np.argsort(launch_ns[rows], kind="stable")]
+    if busy is None:
+        return launch_ns[rows], np.ones(rows.size, np.bool_)
+    return launch_ns[rows], BusyTime(busy).within(launch_ns[rows], ended_ns[rows]) > LEAST_STALL_NS
+
+
+def _next_ahead(launches: Ints, ahead: Flags, after: int, otherwise: int) -> int:
+    at = int(np.searchsorted(launches, after, side="left"))
+    return int(launches[at]) if at < launches.size and ahead[at] else otherwise
+
+
+def main_stream(timeline: RankTimeline) -> Flags:
+    """Return which spans are compute of the stream of a device that computes longest; of a host all compute."""
+    spans = timeline.spans
+    computes: Flags = spans.kind == COMPUTE
+    if not timeline.has_device or not computes.any():
+        return computes
+    lanes, place = np.unique(spans.lane[computes], return_inverse=True)
+    took = np.bincount(place, (spans.end_ns - spans.start_ns)[computes].astype(np.float64))
+    main: Flags = computes & (spans.lane == lanes[np.argmax(took)])
+    return main
 
 
 def _optimizer(timeline: RankTimeline, span_start_ns: Ints, end_ns: int, zero_ns: int) -> int:
@@ -268,7 +299,8 @@ def _optimizer(timeline: RankTimeline, span_start_ns: Ints, end_ns: int, zero_ns
     marked = marked[(marked >= begin) & (marked < end_ns)]
     if marked.size:
         after = spans.launch_ns - zero_ns if timeline.has_device else spans.start_ns - zero_ns
-        known = (spans.kind == COMPUTE) & (spans.launch_ns != NONE if timeline.has_device else after >= 0)
+        # What a side stream casts for the next step begins before the optimizer.
+        known = main_stream(timeline) & (spans.launch_ns != NONE if timeline.has_device else after >= 0)
         mine = known & (after >= marked.min()) & (after < end_ns)
         return int((spans.start_ns[mine] - zero_ns).min(initial=end_ns))
     own = spans.start_ns[(spans.kind == COMPUTE) & np.isin(spans.name, codes)] - zero_ns

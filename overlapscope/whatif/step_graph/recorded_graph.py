@@ -16,7 +16,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
-from overlapscope.timeline.intervals import Intervals, clip, difference, union
+from overlapscope.timeline.intervals import Intervals, clip, complement, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.recorded_steps import GLOO_THREADS, worker_starts
 from overlapscope.whatif.replay.graph import P2P, Call, Graph
@@ -29,7 +29,7 @@ from overlapscope.whatif.step_graph.graph_calls import (
     step_calls,
     usual_alone,
 )
-from overlapscope.whatif.step_graph.rank_program import RankTimes, needed_times, rank_program
+from overlapscope.whatif.step_graph.rank_program import RankTimes, main_stream, needed_times, rank_program
 
 MOST_STEPS: Final = 16
 MOST_CALLS: Final = 20_000
@@ -38,6 +38,8 @@ UNPAIRED: Final = 0.02
 """Largest share of the calls that may be unmatched on other recorded ranks."""
 DATA_READY_NS: Final = 20_000
 """A collective may be recorded as beginning this much before the computation that it depends on has ended."""
+SHORT_SIDE: Final = 0.1
+"""Largest share of the main stream's wait for computations on side streams in it to count as short. A choice."""
 POSSIBLE_NS: Final = 1 << 62
 HOW: Final = "record it on every rank with `overlapscope.profile(path, model=model)` around the training loop"
 
@@ -79,7 +81,8 @@ def recorded_graphs(run: Run, cross_rank: CrossRank) -> RecordedGraphs:
             "with those of others, and waits between them are not known"
         )
     numbers = _numbers(run, cross_rank)
-    windows = {rank: _windows(each) for rank, each in run.ranks.items()}
+    ranks = {rank: _rank(each, numbers[rank]) for rank, each in run.ranks.items()}
+    windows = {rank: _windows(each) for rank, each in ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in windows.values())))
     if not common:
         raise InputError(f"no step was recorded completely on every rank; {HOW}, with `scope.step()` around each step")
@@ -92,7 +95,6 @@ def recorded_graphs(run: Run, cross_rank: CrossRank) -> RecordedGraphs:
     equal = [step for step in common if signature[step] == usual]
     count = sum(len(each) for each in usual)
     chosen = equal[-max(min(MOST_STEPS, MOST_CALLS // max(count, 1)), 1) :]
-    ranks = {rank: _rank(each, numbers[rank]) for rank, each in run.ranks.items()}
     device = any(each.has_device for each in run.ranks.values())
     taken = []
     for step in chosen:
@@ -143,12 +145,30 @@ def _numbers(run: Run, cross_rank: CrossRank) -> dict[int, Ints]:
     return found
 
 
-def _windows(timeline: RankTimeline) -> dict[int, tuple[int, int]]:
-    return {
+def _windows(rank: _Rank) -> dict[int, tuple[int, int]]:
+    """Return the window of each complete step, without what belongs to the next step already.
+
+    A device's window lasts until the first computation of the next step. Where that waits for a call of its own step,
+    as for FSDP's first gather, the window ends when the call begins: a step starts with its own first call, which
+    would count twice.
+    """
+    timeline = rank.timeline
+    found = {
         each.step: each.window
         for each in step_windows(timeline)
         if each.complete and each.window is not None and each.window[1] > each.window[0]
     }
+    if not timeline.has_device:
+        return found
+    step_of = {start: step for step, (start, _) in found.items()}
+    for step, (start, end) in found.items():
+        if end not in step_of:
+            continue
+        begins = timeline.collectives.start_ns[_rows(timeline, step_of[end])]
+        last = int(np.searchsorted(rank.busy.starts, end, side="left")) - 1
+        computed = int(rank.busy.ends[last]) if last >= 0 else start
+        found[step] = (start, min(max(int(begins.min(initial=end)), computed), end))
+    return found
 
 
 def _usable(timeline: RankTimeline) -> Flags:
@@ -187,6 +207,8 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
     lanes = np.unique(spans.lane[spans.kind == COMPUTE])
     works = (spans.kind == COMPUTE) | ((spans.kind == COPY) & np.isin(spans.lane, lanes))
     rows = np.flatnonzero(works & (spans.end_ns > spans.start_ns))
+    if timeline.has_device and rows.size:
+        rows = rows[~_beside_a_wait(timeline, rows)]
     busy = union((spans.start_ns[rows], spans.end_ns[rows]))
     if not timeline.has_device and timeline.basis == "trace":
         busy = difference(busy, _blocked_in_ranges(timeline))
@@ -203,6 +225,27 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
         run_until_ns=np.maximum.accumulate(spans.end_ns[rows][known]) if known.size else launch[known],
         launch_of_span_ns=launch,
     )
+
+
+def _beside_a_wait(timeline: RankTimeline, rows: Ints) -> Flags:
+    """Return which of a device's computations are short ones on side streams that nothing recorded waits for.
+
+    The main stream waits for a call that began before they ended, and goes on only after it: FSDP copies so, beside the
+    next call, what it reduced before, and what it gathers later. They must not divide the wait in two.
+    """
+    spans, calls = timeline.spans, timeline.collectives
+    start, end, computes = spans.start_ns[rows], spans.end_ns[rows], main_stream(timeline)
+    main = np.isin(spans.lane[rows], np.unique(spans.lane[computes]))
+    idle = complement(union((start[main], end[main])), int(start.min()), int(end.max()))
+    if not idle.starts.size:
+        return np.zeros(rows.size, np.bool_)
+    known = _usable(timeline)
+    begun, done = np.sort(calls.start_ns[known]), np.sort(calls.end_ns[known])
+    at = np.maximum(np.searchsorted(idle.starts, start, side="right") - 1, 0)
+    found: Flags = ~main & (idle.starts[at] <= start) & (end < idle.ends[at])
+    found &= np.searchsorted(begun, end, side="left") > np.searchsorted(done, end, side="right")
+    taken = np.bincount(at[found], (end - start)[found].astype(np.float64), idle.starts.size)
+    return found & (taken <= SHORT_SIDE * (idle.ends - idle.starts))[at]
 
 
 def _zero(cross_rank: CrossRank, rank: int, base: int) -> int:
@@ -324,7 +367,7 @@ def _lane(
     low, high = (int(np.searchsorted(rank.start_ns, each)) for each in _own(seen))
     spans = rank.start_ns[low:high] - seen.zero_ns
     launched = rank.launch_of_span_ns[low:high]
-    wanted = needed_times(rank.timeline, calls, seen.launch_ns, seen.end_ns, spans, end, seen.zero_ns)
+    wanted = needed_times(rank.timeline, calls, seen.launch_ns, seen.end_ns, spans, busy, end, seen.zero_ns)
     return RankTimes(
         on_device=rank.timeline.has_device,
         start_ns=min(start, int(seen.launch_ns.min(initial=start))) - origin,

@@ -277,6 +277,20 @@ def test_what_ranks_wait_after_the_last_one_has_begun_is_for_no_late_rank(after:
     assert (found is not None) is named
 
 
+@pytest.mark.parametrize(("sent", "named"), [(0.4, True), (0.6, False)])
+def test_where_messages_are_most_of_what_is_exposed_collectives_alone_name_no_late_rank(
+    sent: float, *, named: bool
+) -> None:
+    """As in a pipeline that is not known to be one: its first stage comes to the calls at the end last."""
+    analysis = analyze(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
+    rows = [replace(row, exposed_ns=0) for row in analysis.collectives]
+    rows[0] = replace(rows[0], exposed_ns=round((1 - sent) * MS))
+    rows += [replace(rows[0], op="recv", exposed_ns=round(sent * MS))]
+    none = replace(analysis, collectives=rows, skew=replace(analysis.skew, stragglers=[]))
+    assert (late_rank(none) is not None) is named
+    assert late_rank(replace(analysis, collectives=rows)) is not None, "a straggler is found by all that ranks do"
+
+
 @pytest.mark.parametrize("cause", [each for each in STRAGGLER_CAUSES if each != "unknown"])
 def test_each_cause_of_a_late_rank_has_something_to_type(cause: str) -> None:
     assert LOOK[cause]

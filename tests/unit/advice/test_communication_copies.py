@@ -150,7 +150,7 @@ def replace_dtype(run: Run, dtype: str) -> Run:
 
 
 def test_copies_out_of_buckets_are_found_by_the_operation_around_their_innermost_one() -> None:
-    """What the device idles while the host launches them is lost, too."""
+    """What the device idles while the host launches them is lost, too, but no launch beside its work."""
     out = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
     copied = Kernel(start=650, end=680, launch=640, host_op="aten::copy_")
     other = Kernel(start=680, end=990, launch=30, host_op="aten::copy_")
@@ -160,4 +160,4 @@ def test_copies_out_of_buckets_are_found_by_the_operation_around_their_innermost
     assert found is not None
     assert list(found.apply) == ["ddp"]
     assert found.loss_ns == (30 + 20) * US, "from 630 to 650 the device idles"
-    assert found.gain_high_ns == (30 + 25) * US
+    assert found.gain_high_ns == (30 + 20) * US

@@ -1,7 +1,5 @@
-"""Of exposed calls nothing is advised that is in effect, or helps nothing: queues on a full link, averages of
-parameters, gradients that go beside backward."""
-
-from collections.abc import Sequence
+"""Of exposed calls nothing is advised that is in effect, or helps nothing: averages of parameters, gradients
+that go beside backward."""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +8,6 @@ from overlapscope.advice.losses.exposed_calls import (
     average_parameters,
     backward_waits_ns,
     go_beside_backward,
-    link_is_full,
     one_bandwidth_gbs,
 )
 from overlapscope.advice.losses.exposed_remedies import INSTEAD, instead
@@ -18,7 +15,6 @@ from overlapscope.advice.losses.own_calls import (
     AVERAGES,
     BESIDE_BACKWARD,
     LAST_BUCKET,
-    LINK_IS_FULL,
     OF_HOROVOD,
     OF_OTHERS,
     WAITS_FOR_EACH,
@@ -46,36 +42,6 @@ def in_a_row(count: int, gap: float = 2, **more: object) -> list[Sent]:
     """Return calls of 100 us, launched together."""
     begin = [200 + at * (100 + gap) for at in range(count)]
     return [Sent(start=at, end=at + 100, launch=50, **more) for at in begin]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("calls", "full"),
-    [
-        pytest.param(in_a_row(5, size_bytes=36 * MIB), True, id="buckets"),
-        pytest.param(in_a_row(5, size_bytes=4096), False, id="small calls, which take their latency"),
-        pytest.param(in_a_row(4, gap=40, size_bytes=36 * MIB), False, id="with gaps, in which other calls had room"),
-        pytest.param(
-            [replace(each, op="reduce_scatter" if at % 2 else "all_gather")
-             for at, each in enumerate(in_a_row(5, size_bytes=36 * MIB))],
-            False, id="of two operations: the other one may come first",
-        ),
-        pytest.param(
-            [replace(each, group="h" if at % 2 else "g") for at, each in enumerate(in_a_row(5, size_bytes=36 * MIB))],
-            False, id="of two groups",
-        ),
-        pytest.param(
-            [*in_a_row(4, size_bytes=36 * MIB), Sent(start=610, end=700, launch=50, size_bytes=4)], True,
-            id="a small one behind them, which is less than they",
-        ),
-        pytest.param([Sent(start=200, end=700, launch=50, size_bytes=36 * MIB)], False, id="one call"),
-    ],
-)  # fmt: skip
-def test_no_other_order_is_advised_where_large_calls_of_one_kind_directly_follow_each_other(
-    calls: Sequence[Sent], *, full: bool
-) -> None:
-    given = looked_at(made(lambda _: queue(*calls)))
-    assert link_is_full(given) == full
-    assert instead(given, "queued") == (LINK_IS_FULL if full else INSTEAD["queued"])
 
 
 def averaging(every: int, *, after: bool = True) -> Run:

@@ -2,19 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice, ranked
-from overlapscope.advice.losses.own_calls import LINK_IS_FULL, of_own_calls
-from overlapscope.advice.rule_input import RuleInput
-from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import Item, Kernel, Sent, made
-from tests.unit.advice.test_exposed_calls import MIB, in_a_row, queue
 
 
 def averaging(every: int) -> Run:
@@ -36,20 +30,6 @@ def test_the_mean_step_decides_what_is_lost_where_few_steps_communicate(every: i
     assert first.id == "exposed_communication"
     assert f"step in the mean ({communicate} of {steps} steps communicate) are exposed communication" in first.title
     assert first.loss_ns == pytest.approx(300_000 * communicate / steps, rel=0.01)
-
-
-@pytest.mark.parametrize(("dtype", "words"), [("float32", "(16 bits; gradients"), ("bfloat16", "(gradients")])
-def test_on_a_full_link_16_bits_are_advised_where_they_are_not_sent(dtype: str, words: str) -> None:
-    run = made(lambda _: queue(*in_a_row(5, size_bytes=36 * MIB)))
-    ranks = {}
-    for rank, each in run.ranks.items():
-        code = np.full_like(each.collectives.dtype, len(each.names))
-        ranks[rank] = replace(each, names=(*each.names, dtype), collectives=replace(each.collectives, dtype=code))
-    typed = replace(run, ranks=ranks)
-    together = match_and_align(typed)
-    said = of_own_calls(RuleInput.of(typed, analyze(typed, together), together), "queued")
-    assert words in said
-    assert said.split("(")[0] == LINK_IS_FULL.split("(")[0]
 
 
 def trial(of: str, **more: Any) -> Recommendation:

@@ -642,6 +642,26 @@ def test_from_a_tenth_of_the_step_on_communication_decides_too(
     assert named.title.endswith(f"queued behind another collective{said}")
 
 
+@pytest.mark.parametrize(
+    ("causes", "named"),
+    [
+        pytest.param({"behind_compute": 60, "queued": 40}, "40 ms of it: queued behind another", id="of two"),
+        pytest.param({"behind_compute": 100}, "100 ms of it: gaps between kernels", id="alone"),
+    ],
+)
+def test_gaps_between_kernels_are_named_only_where_nothing_else_exposes_communication(
+    causes: dict[str, int], named: str
+) -> None:
+    run = always(Kernel(start=0, end=901), *BESIDE)
+    analysis = analyze(run)
+    found = {cause: ns * MS for cause, ns in causes.items()}
+    head = replace(analysis.headline, step_ns=1000 * MS, exposed_comm_ns=100 * MS, idle_ns=0, causes=found)
+    ranks = [replace(each, steps=[replace(step, causes={}) for step in each.steps]) for each in analysis.ranks]
+    loss = largest_loss(RuleInput.of(run, replace(analysis, headline=head, ranks=ranks), match_and_align(run)), [])
+    assert loss
+    assert named in loss.title
+
+
 def test_hosts_without_cores_are_not_told_to_load_data_beside_the_step() -> None:
     """They pause while they fetch a batch, too."""
     found = {each.id for each in analyzed(draw("shared_cores", 1042).job).recommendations}

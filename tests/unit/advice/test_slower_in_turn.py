@@ -20,11 +20,15 @@ RANKS, STEP_NS, KERNELS, USUAL_NS, SENT_NS = 3, 57 * MS, 4, 10 * MS, 5 * MS
 IN_TURN = (0, 2, 1, 2, 0, 1)
 
 
-def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS) -> Run:
+def job(
+    slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS,
+    ranks: int = RANKS, later: int = 0,
+) -> Run:  # fmt: skip
     """Return a job whose ranks compute a few kernels, then meet in an all-reduce of `sent_ns`; in each step one of them
-    takes longer, with `more` kernels, or kernels of so many times as many blocks."""
-    work: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
-    sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(RANKS)}
+    takes longer, with `more` kernels, or kernels of so many times as many blocks. The last rank records so many steps
+    `later`."""
+    work: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
+    sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
     for step, slow in enumerate(slow_in):
         begin, arrived = step * STEP_NS, []
         for rank, own in work.items():
@@ -40,22 +44,22 @@ def job(slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: 
             begun = arrived[rank]
             times = {"start_ns": begun, "end_ns": max(arrived) + sent_ns, "launch_ns": begun}
             calls.append({"kind": COMM, "step": step, "seq": step, **times})
-    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": RANKS}
+    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": ranks}
     steps = [{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(len(slow_in))]
 
     return Run(
-        world_size=RANKS,
+        world_size=ranks,
         ranks={
             rank: rank_timeline(
                 rank,
                 calls=[{**call, **each} for each in sent[rank]],
                 work=[{**each, "name": "gemm"} for each in own],
-                steps=steps,
+                steps=steps[later if rank == ranks - 1 else 0 :],
                 recordings=[{"start_ns": 0, "end_ns": len(slow_in) * STEP_NS}],
             )
             for rank, own in work.items()
         },
-        groups=(Group(name="0", size=RANKS, ranks=tuple(range(RANKS))),),
+        groups=(Group(name="0", size=ranks, ranks=tuple(range(ranks))),),
     )
 
 
@@ -92,6 +96,12 @@ def test_many_steps_are_counted() -> None:
     found = late(job(IN_TURN * 2))
     assert found is not None
     assert "(ranks 0, 1, 2, in 12 of 12 steps)" in found.title
+
+
+def test_steps_that_one_of_four_ranks_did_not_record_count_too() -> None:
+    found = late(job(IN_TURN[:3], ranks=4, later=1))
+    assert found is not None
+    assert "(ranks 0, 2, 1 in steps 0, 1, 2)" in found.title
 
 
 def test_two_steps_show_no_turns() -> None:

@@ -33,11 +33,12 @@ def updating(
     )  # fmt: skip
 
 
-def test_it_is_named_with_its_kernels_and_no_gain() -> None:
+def test_it_is_named_with_its_kernels_and_what_it_saves_at_most() -> None:
     found = fired(updating())["unfused_optimizer"]
     assert found.title.startswith("Try fused=True: 2 kernels of AdamW take 0.06 ms of a 1 ms step (6.0 %)")
     assert found.apply == {"torch": "optimizer = torch.optim.AdamW(..., fused=True)"}
-    assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (None, None, None)
+    # A fused kernel takes as long as the longest of these, at least: 30 us; and kernels that work are no loss.
+    assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (30 * US, None, None)
     assert found.evidence["optimizer_ns"] == 60 * US
 
 

@@ -74,7 +74,7 @@ def test_a_cause_that_only_an_outlier_has_is_listed_with_its_gpu_hours() -> None
     hours = {"dependency": 1.0, "queued": 1.0, "tail": 6.0}
     assert costed.throughput is not None
     found = table(replace(costed, throughput=replace(costed.throughput, exposed_causes_gpu_hours_a_day=hours)))
-    assert found[-1] == ["nothing but the optimizer follows in its step", "0.000", "0.0 %", "6.0"]
+    assert found[-1] == ["only the optimizer follows, or recording ends", "0.000", "0.0 %", "6.0"]
 
 
 def test_a_cause_that_only_some_usual_steps_have_is_listed() -> None:

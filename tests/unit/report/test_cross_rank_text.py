@@ -218,13 +218,23 @@ def test_of_a_delay_it_is_said_how_much_was_exposed_where_that_is_less() -> None
     assert held.blame_ns / MS / 2 <= exposed_ms <= 1.8 * held.blame_ns / MS
 
 
-def test_with_a_rank_missing_the_time_is_a_bound() -> None:
+def test_with_a_rank_missing_the_delay_is_that_of_recorded_ranks() -> None:
     run = job(fault="host")
     part = replace(run, ranks={rank: each for rank, each in run.ranks.items() if rank != 0})
     assert any(
-        f"Rank {CULPRIT} is a straggler: it delayed the others by at most " in each
+        f"Rank {CULPRIT} is a straggler: it delayed the other recorded ranks by " in each
         for each in shown_lines(analyze(part))
     )
+
+
+def test_where_the_removal_gains_more_than_leads_that_count_once_only_that_is_said() -> None:
+    analysis = analyze(job(fault="host"))
+    (held,) = analysis.skew.stragglers
+    more_ns = 2 * held.blame_ns
+    gains = replace(held, removal_ns=more_ns, removal_low_ns=more_ns, removal_high_ns=more_ns, late_with=[])
+    (line,) = [each for each in shown_lines(with_skew(analysis, stragglers=[gains])) if " is a straggler: " in each]
+    gain = f"without its excess the recording would be {more_ns / MS:,.3f} ms shorter"
+    assert line.startswith(f"Rank {CULPRIT} is a straggler: {gain}; cause: ")
 
 
 def test_blame_that_the_table_does_not_contain_is_shown_apart() -> None:
@@ -265,9 +275,9 @@ def test_one_rank_alone_has_nothing_to_say_of_others() -> None:
 def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     analysis = analyze(job())
     assert not any(each.startswith("Clock offsets") for each in shown_lines(analysis))
-    far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 900_000})
+    far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 90_000, "3": 120_000})
     (line,) = [each for each in shown_lines(far) if each.startswith("Clock offsets")]
-    assert line.endswith(": rank 1 -3,600,000.000.")
+    assert line.endswith(": rank 1 -3,600,000.000, rank 3 +0.120.")
     assert "the ranks that calls connect" not in line
     apart = replace(far, headline=replace(far.headline, longest_because="clocks"))
     (line,) = [each for each in shown_lines(apart) if each.startswith("Clock offsets")]

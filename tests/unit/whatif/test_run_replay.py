@@ -8,20 +8,28 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.removal import Removal
+from overlapscope.analysis.graph.replay import run_edges
 from overlapscope.analysis.stragglers.stragglers import late_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import whatif as whatif_text
+from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.result import Bounds, Scenario, WhatIf
 from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, run_replay
+from overlapscope.whatif.run_replay.transfers import retimed
 from overlapscope.whatif.step_graph.graph_case import OLDER
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import shared_file
+from tests.support.graph_programs import Launch, Operation, Record, Wait, simulate
 from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
 from tests.unit.analysis.graph.test_removal import graph_of, late_pair
+
+MS = 1_000_000
+TIMES = (10, 2, 2, 4)
 
 
 def answered(run: Run, *speeds: float) -> WhatIf:
@@ -177,3 +185,19 @@ def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:
     assert (lifted.predicted_step_ns, lifted.low_ns, lifted.high_ns) == (90, 70, 90)
     assert (round(lifted.gain, 3), round(lifted.gain_low, 3)) == (0.1, 0.1)
     assert not_beyond(measured, bounds, measured) is measured
+
+
+@pytest.mark.parametrize(("op", "left_ms"), [("recv", 14.0), ("all_reduce", 9.0)])
+def test_a_message_that_waited_for_a_peer_without_a_recording_moves_data_as_long_as_its_like(op: str, left_ms: float):
+    """Calls of one size take 10, 2, 2 and 4 ms: of messages 8 of the first and 2 of the last are waiting."""
+    program: list[Operation] = []
+    for at, took in enumerate(TIMES):
+        program += [Launch(1, took * MS, COMM, "nccl", f"call{at}"), Record(f"done{at}", 1), Wait(f"done{at}", 0)]
+        program.append(Launch(0, MS))
+    (rank,) = simulate({0: program}, {f"call{at}": took * MS for at, took in enumerate(TIMES)}).run.ranks.values()
+    named = replace(rank, names=tuple(op if name == "all_reduce" else name for name in rank.names))
+    graph = rank_graph(named)
+    twice = retimed({0: named}, lambda _, moved_ns: moved_ns / 2, is_partial=True)(graph)
+    edges = run_edges(graph, graph.ranks[0])[graph.ranks[0].span_kind == COMM]
+    assert twice.lag_ns is not None
+    assert twice.lag_ns[edges].sum() / MS == pytest.approx(left_ms)

@@ -6,6 +6,8 @@ stages; without a device, while it communicates with other stages and does nothi
 Of its schedule the activations are counted that a stage sends to the next in a step: v m, for m microbatches and v
 chunks a stage. Some jobs also send other messages (shapes, several tensors): the least frequent size counts, which
 makes the ideal bubble larger rather than smaller.
+
+Where no steps were marked, a step of a device is the time from one optimizer to the next.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,14 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
 from overlapscope.analysis.per_rank.steps import StepWindow
-from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints, size
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import smallest_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
 
@@ -94,6 +99,7 @@ def _stage(
         return None
     messages = np.isin(calls.op, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
     messages &= (calls.group == names.index(group)) & (calls.dimension == names.index(PIPELINE))
+    windows = windows if size(timeline.steps) else _between_optimizers(timeline)
     chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
     if not messages.any() or not chosen:
         return None
@@ -114,6 +120,26 @@ def _stage(
     )
 
 
+def _between_optimizers(timeline: RankTimeline) -> list[StepWindow]:
+    """Return the time from what one optimizer launches first on the device to what the next does, without a number of
+    a step; empty without a device."""
+    spans, notes = timeline.spans, timeline.annotations
+    marks = np.flatnonzero(rows_named(notes.name, timeline.names, OPTIMIZER.match))
+    marks = marks[np.argsort(notes.start_ns[marks], kind="stable")]
+    if not timeline.has_device or not marks.size:
+        return []
+    of = np.searchsorted(notes.start_ns[marks], spans.launch_ns, side="right") - 1
+    launched = np.flatnonzero((spans.kind == COMPUTE) & (of >= 0) & (spans.launch_ns < notes.end_ns[marks[of]]))
+    which, place = np.unique(of[launched], return_inverse=True)
+    first = smallest_by(place, spans.start_ns[launched], which.size).tolist()
+    recording = notes.recording[marks[which]].tolist()
+    return [
+        StepWindow(step=NONE, recording=recording[at], window=(first[at], first[at + 1]), complete=True)
+        for at in range(len(first) - 1)
+        if which[at] + 1 == which[at + 1] and recording[at] == recording[at + 1]
+    ]
+
+
 def _sent(
     timeline: RankTimeline, messages: Flags, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
 ) -> int:
@@ -128,7 +154,10 @@ def _sent(
     sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
     counts = set()
     for each in windows:
-        rows = sent & (calls.step == each.step) & (calls.recording == each.recording)
+        of_step = calls.step == each.step
+        if each.step == NONE and each.window:
+            of_step = (calls.start_ns >= each.window[0]) & (calls.start_ns < each.window[1])
+        rows = sent & of_step & (calls.recording == each.recording)
         counts.add(int(np.unique(calls.bytes[rows], return_counts=True)[1].min()) if rows.any() else 0)
     return counts.pop() if len(counts) == 1 else 0
 

@@ -85,9 +85,9 @@ def uneven_stages(
     evidence = {
         "stage": heaviest,
         "ranks": sorted(by_stage[heaviest]),
-        "work_ns": {str(stage): round(usual[stage]) for stage in sorted(usual)},
+        "work_ns": _rounded(usual),
         "more_ns": round(more.ns),
-        **({} if step is None else {"more_step_ns": round(step.more_ns)}),
+        **({} if step is None else {"more_step_ns": round(step.more_ns), "step_work_ns": _rounded(step.work_ns)}),
         **({} if layer is None else {"layer_step_ns": round(layer)}),
     }
     return [
@@ -125,7 +125,7 @@ def _title(
     longer = f"{more.ns / 1e6:.3f} ms more in total" if step is None else f"{step.more_ns / 1e6:.3f} ms more a step"
     return (
         f"pipeline stage {stage} (rank {list_some(ranks)}) {has} the other stages, {longer}: the other stages wait for "
-        f"it; {_what_to_move(step, layer_ns)}"
+        f"it; {what_to_move(None if step is None else step.more_ns, layer_ns)}"
     )
 
 
@@ -183,11 +183,18 @@ def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> 
     return None if rest else layers
 
 
-def _what_to_move(step: _StepWork | None, layer_ns: float | None) -> str:
-    """Return what evens stages out: layers, where one is shorter than the excess; else finer parts."""
-    if step is None or layer_ns is None:
+def _rounded(of_stage: Mapping[int, float]) -> dict[str, int]:
+    return {str(stage): round(of_stage[stage]) for stage in sorted(of_stage)}
+
+
+def what_to_move(more_ns: float | None, layer_ns: float | None) -> str:
+    """Return what evens stages out: layers, where one takes less time in a step than the excess; else finer parts.
+
+    Each is None where it is not known.
+    """
+    if more_ns is None or layer_ns is None:
         return "move layers to them, where one takes less than that (how long one takes is not known)"
-    if layer_ns < step.more_ns:
+    if layer_ns < more_ns:
         return "move layers to them"
     return (
         f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest; what "

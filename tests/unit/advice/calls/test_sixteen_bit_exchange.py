@@ -29,7 +29,7 @@ def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_fastest() -> None:
     assert (found.gain_low_ns, found.gain_high_ns) == (0, 200 * US), "half of 400 us"
     assert (found.verdict, found.changes_numerics) == ("trial", True)
     assert "about 0.4 ms of each is probably transfer" in found.title
-    assert fired(exchanging(start=200, end=320))["sixteen_bit_exchange"].gain_high_ns == 20 * US, "what is exposed"
+    assert fired(exchanging(start=200, end=320))["sixteen_bit_exchange"].loss_ns == 20 * US, "what is exposed"
     assert fired(exchanging(late=40))["sixteen_bit_exchange"].gain_high_ns == pytest.approx(200 * US), "the fastest"
 
 

@@ -85,10 +85,10 @@ def test_those_of_all_threads_count_where_no_thread_marks_them() -> None:
 def test_with_a_device_it_is_the_host_that_is_in_ranges() -> None:
     """The device computes all the time."""
 
-    def step(number: int) -> list[Kernel | Sent | Range]:
+    def step(number: int, idle_us: int = 0) -> list[Kernel | Sent | Range]:
         odd = Range(name="checkpoint", start=5, end=305 if number == 4 else 7)
-        return [Kernel(start=0, end=990), Sent(start=100, end=200), odd]
+        return [Kernel(start=0, end=200), Kernel(start=200 + idle_us, end=990), Sent(start=100, end=200), odd]
 
-    assert titles(made(step)) == [
-        "step 4 alone is in checkpoint for 0.300 ms (ranks 0, 1), in no other step for more than 0.002 ms"
-    ]
+    said = "step 4 alone is in checkpoint for 0.300 ms (ranks 0, 1), in no other step for more than 0.002 ms; "
+    assert titles(made(step)) == [f"{said}no device is idle meanwhile"]
+    assert titles(made(lambda number: step(number, 40))) == [f"{said}meanwhile a device is idle for up to 0.040 ms"]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.answers import UNKNOWN_MEMBERS, ranks_of_graph
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
@@ -46,7 +47,7 @@ def made(
             now[rank] = max(begins.values()) + 5 * MS + int(random.integers(10)) * US
             ahead = EPOCH_NS + round((clock_us or {}).get(rank, 0) * US)
             times = {"start_ns": ahead + clock(rank, begin), "end_ns": ahead + clock(rank, now[rank])}
-            rows[rank].append({**times, "op": "all_reduce", "bytes": volume, "lane": lane(rank, stream), **more})
+            rows[rank].append({"op": "all_reduce", **times, "bytes": volume, "lane": lane(rank, stream), **more})
     cut = {rank: (lost or {}).get(rank, (0, 0)) for rank in rows}
     kept = {rank: (cut[rank][0], len(own) - cut[rank][1]) for rank, own in rows.items()}
     ranks = {
@@ -200,7 +201,49 @@ def test_more_ranks_than_a_group_has_members_are_not_paired() -> None:
     run, _ = made(data_parallel(), group_size=2)
     found = match_and_align(run)
     assert (found.matched, found.matching.unmatched) == (0, 4 * 32)
-    assert "4 ranks made calls in it, but it has 2 members" in found.matching.reasons[0]
+    assert "4 ranks made these calls, in groups of 2: which ranks are in which group" in found.matching.reasons[0]
+
+
+def in_phase(rounds: int = 40) -> Iterable[Call]:
+    """Groups of two in the same phase of a step, whose ends are far closer to each other than TOGETHER_NS."""
+    for _ in range(rounds):
+        for members in ((0, 1), (2, 3)):
+            yield 1, 1000, members, 0.5
+        yield 2, 4, (0, 1, 2, 3), 1.0
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 1, 2), (1, 2, 3)])
+def test_ranks_that_end_ten_times_less_exactly_together_than_others_are_of_another_group(
+    ranks: tuple[int, ...],
+) -> None:
+    run, together = made(in_phase(), clock_us={3: 40.0})
+    of_these = {tuple(each for each in call if each[0] in ranks) for call in together}
+    assert paired(match_and_align(some(run, ranks))) == {call for call in of_these if len(call) > 1}
+
+
+def test_ranks_of_one_group_that_end_a_few_times_less_exactly_together_are_not_divided() -> None:
+    random = np.random.default_rng(1)
+    late = random.integers(0, 9, size=400) * 9 * US
+    run, together = made(data_parallel(40), clock=lambda rank, time: time + int(late[time % 400]) * (rank == 3))
+    assert paired(match_and_align(run)) == together
+
+
+def test_how_exactly_two_ranks_end_together_on_one_stream_is_asked_of_their_other_streams() -> None:
+    """Ranks 0 and 1 are in one group on the first stream, and in two on the second, whose others were not recorded."""
+    step: list[Call] = [(1, 1000, (0, 1), 1.0), (2, 4, (0, 2), 0.5), (2, 4, (1, 3), 0.5)]
+    run, _ = made(step * 40)
+    found = match_and_align(some(run, (0, 1)))
+    assert {(block.bytes, block.ranks) for block in found.matching.blocks} == {(1000, (0, 1))}
+    assert "no other rank made the 80 calls of rank 0, 1 in the same order" in found.matching.reasons[0]
+
+
+def test_numbered_calls_of_more_ranks_than_a_group_has_members_are_divided_by_their_ends() -> None:
+    run, together = made(pipeline(norm=False), group_size=2)
+    ranks = {
+        rank: replace(own, collectives=replace(own.collectives, seq=np.arange(own.collectives.op.size)))
+        for rank, own in run.ranks.items()
+    }
+    assert paired(match_and_align(replace(run, ranks=ranks))) == together
 
 
 def test_a_member_may_be_missing_where_a_rank_was_not_recorded_or_its_calls_found_no_place() -> None:
@@ -213,6 +256,21 @@ def test_a_member_may_be_missing_where_a_rank_was_not_recorded_or_its_calls_foun
     assert {block.ranks for block in found.matching.blocks} == {(0, 1, 2)}
     assert not any(block.whole for block in found.matching.blocks)
     assert "the calls of rank 3 could not be placed among them" in found.matching.reasons[0]
+
+
+def test_without_a_number_of_ranks_it_is_said_that_members_may_be_missing_where_no_path_crosses_ranks() -> None:
+    run = replace(made(data_parallel())[0], world_size=None)
+    found = match_and_align(run)
+    assert found.matched == 32
+    assert ranks_of_graph(run, found) == ([], UNKNOWN_MEMBERS)
+
+
+def test_calls_of_no_named_operation_are_not_said_to_be_made_by_one_rank_alone() -> None:
+    run, _ = made(data_parallel(), op="unknown")
+    assert match_and_align(run).matching.reasons == (
+        "the sources do not say which operation 128 calls are, so it is not known which of them all members of a group "
+        "must reach before they end: they are not paired",
+    )
 
 
 # --- calls whose streams are not known ------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ def test_the_first_call_of_a_rank_that_began_later_is_nobodys_lateness() -> None
     assert analysis.skew.ranks[0].start_of_recording_ns == 30 * MS
 
 
+def test_how_long_was_waited_for_each_rank_adds_up_to_what_was_waited_beside_the_start() -> None:
+    found = match_and_align(recorded([0, 30, 0], [[10, 40, 12], [50, 51, 60], [70, 74, 71]])).waits.values()
+    waited_ns = sum(each.wait_ns - each.start_wait_ns - each.late_end_ns for each in found)
+    assert sum(each.waited_for_ns for each in found) == waited_ns == (2 + 10 + 9 + 4 + 3) * MS
+
+
 def test_ranks_that_begin_together_are_blamed_for_their_first_call() -> None:
     run = recorded([0, 0], [[10, 40], [50, 51]])
     assert waits(run) == {0: (31, 0, 0), 1: (0, 0, 31)}
@@ -196,7 +202,7 @@ def test_the_reason_counts_the_calls_that_are_left_out_and_how_far_ranks_came_ap
     assert [found[rank][2] for rank in (1, 3)] == [80, 3]
     (reason,) = analyze(run).skew.reasons
     assert reason.startswith("1 of 3 matched calls came before the ranks, which began to record apart, had met")
-    assert "to them, by up to 10.0 ms, is not recorded, and no rank is blamed for these calls" in reason
+    assert "to them, by up to 12.0 ms, is not recorded for 10.0 ms of it, and no rank is blamed for these" in reason
 
 
 @pytest.mark.parametrize(("second", "blame"), [(10, 72), (70, 0)])

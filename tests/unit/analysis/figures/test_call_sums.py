@@ -11,6 +11,7 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow, collective
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, run_of, simulate
+from tests.support.rank_rows import rank_timeline
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,12 @@ def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np
     rows = []
     for key, each in found.items():
         durations = [duration for _, duration, _, _, _ in each if duration != NONE]
+        by_call: dict[object, int] = {}
+        for at, (_, duration, _, number, _) in enumerate(each):
+            if duration != NONE:
+                key_of_call = number if number >= 0 else f"unmatched {at}"
+                by_call[key_of_call] = min(by_call.get(key_of_call, duration), duration)
+        shortest = [*by_call.values()]
         split = {number: transfer for _, _, transfer, number, _ in each if transfer != NONE}
         waited = [duration - transfer for _, duration, transfer, _, _ in each if transfer != NONE]
         matched = len(waited) == len(durations) > 0
@@ -63,7 +70,7 @@ def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np
                 group_size=key[8], bytes=key[9],  # type: ignore[arg-type]
                 count=max(ranks.count(rank) for rank in ranks),
                 estimate="matched" if matched else "upper_bound",
-                transfer_ns_median=float(np.median([*split.values()] if matched else durations)) if durations else None,
+                transfer_ns_median=float(np.median([*split.values()] if matched else shortest)) if durations else None,
                 baseline_ns=float(np.quantile([*split.values()], 0.1)) if matched and len(split) >= 5 else None,
                 wait_fraction=sum(waited) / sum(durations) if matched else None,
                 exposed_ns=round(sum(each[4] for each in each) / len(set(ranks))) if durations else None,
@@ -85,3 +92,18 @@ def test_rows_are_what_going_from_call_to_call_gives(run: Run) -> None:
 def replace_rates(row: CollectiveRow) -> CollectiveRow:
     fields = {name: getattr(row, name) for name in row.__struct_fields__}
     return CollectiveRow(**{**fields, "algbw_gbs": None, "busbw_gbs": None})
+
+
+def test_of_a_call_that_only_some_members_recorded_the_shortest_duration_bounds_its_transfer() -> None:
+    names = ("all_reduce",)
+    durations = {0: 500, 1: 200, 2: 900}
+    ranks = {
+        rank: rank_timeline(rank, names=names, calls=[{"op": "all_reduce", "start_ns": 0, "end_ns": ns, "bytes": 800}])
+        for rank, ns in durations.items()
+    }
+    number = {rank: np.array([-1 if rank == 2 else 0]) for rank in ranks}
+    part = Run(world_size=4, ranks=ranks, groups=(), fingerprint={})
+    none = {rank: np.zeros(1, np.int64) for rank in ranks}
+    transfers = match_and_align(part).transfers(part)
+    (row,) = collective_rows(ranks, {rank: [] for rank in ranks}, transfers, none, number)
+    assert (row.estimate, row.transfer_ns_median) == ("upper_bound", (200 + 900) / 2)

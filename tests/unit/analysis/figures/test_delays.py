@@ -76,6 +76,13 @@ def queue_of(call: tuple[int, int, int]) -> Intervals:
     return union((np.array([start]), np.array([min(2 * start - launch, end)])))
 
 
+def test_a_call_behind_its_own_kind_is_not_queued() -> None:
+    calls: list[tuple[int, int, int | None]] = [(10, 35, 5), (35, 60, 10)]
+    ranks = [on_one_stream(rank_of(at, calls, [(0, 10, "gemm")], has_device=True)) for at in (0, 1)]
+    _, found = explained(*ranks)
+    assert found[0] == {"unknown": 50}
+
+
 @pytest.mark.parametrize(
     ("computes", "causes"),
     [

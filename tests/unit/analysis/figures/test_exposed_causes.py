@@ -137,20 +137,16 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             if not flying or covers(busy, moment):
                 continue
             row = max(flying, key=lambda each: (mine[each][1], -mine[each][0], -each))
-            start, end, launch = mine[row]
+            start, end, _ = mine[row]
             transfer = min(calls[other][row][1] - calls[other][row][0] for other in calls)
             last = max(calls, key=lambda other: (calls[other][row][0], -other))
             at = end - transfer
             alone = end - max([at, *(until for begun, until, _ in mine if begun < start)])
             slow = at + (max(0, alone - baseline) if baseline is not None else 0)
-            delays = [calls[each][row][1] - transfer - calls[each][row][0] + queue(calls[each], row) for each in calls]
-            queued = max(slow, start + min(queue(mine, row), *delays))
             if moment < at:
                 waited.setdefault(row, []).append(moment)
             elif moment < slow:
                 sums["slow_transfer"] += 1
-            elif moment < queued:
-                sums["queued"] += 1
             elif not optimizes:
                 sums["unknown"] += 1
             else:
@@ -172,12 +168,6 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
                     sums[cause] += part
         found[rank] = {cause: total for cause, total in sums.items() if total}
     return found
-
-
-def queue(calls: list[tuple[int, int, int]], row: int) -> int:
-    """Return for how long a call of a rank stood behind another one on its lane."""
-    lane = [each[:2] for each in calls[row % LANES :: LANES]]
-    return sum(covers(lane, moment) for moment in range(calls[row][2], calls[row][0]))
 
 
 def is_awaited(computes: list[tuple[int, int, str]], start: int, end: int) -> bool:
@@ -280,7 +270,35 @@ def test_waiting_for_a_rank_that_copies_while_nothing_else_runs_there() -> None:
     _, found = explained(
         rank_of(0, [CALL], computes), rank_of(1, [LATE], computes, elsewhere=[(27, 30)], copies=[(6, 29)])
     )
-    assert (found[0]["peer_copy"], found[0]["peer_comm"]) == (17, 3)  # 18 and 3 of 20 that it is late
+    assert (found[0]["peer_copy"], found[0]["peer_comm"]) == (19, 1)  # 20 and 1 of 20 that it is late
+
+
+def test_what_a_rank_copies_beside_a_call_makes_another_that_copies_as_long_no_later() -> None:
+    """Both copy for 10 ns between their kernels, the one that waits beside communication; the other computes longer."""
+    more = {"copies": [(20, 30)], "has_device": True}
+    waits = rank_of(0, [(50, 100, 50)], [(0, 20, "gemm"), (30, 50, "gemm")], elsewhere=[(20, 30)], **more)  # type: ignore[arg-type]
+    _, found = explained(waits, rank_of(1, [(90, 100, 90)], [(0, 20, "gemm"), (30, 90, "gemm")], **more))  # type: ignore[arg-type]
+    assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_compute": 40}
+
+
+def test_gaps_between_kernels_beside_a_wait_are_no_gaps_less_than_the_late_rank_has() -> None:
+    """Both have a gap of 10 ns before their last kernel, which the waiting rank runs beside the call."""
+    waits = rank_of(0, [(50, 100, 50)], [(0, 50, "gemm"), (60, 70, "gemm")], has_device=True)
+    late = rank_of(1, [(90, 100, 90)], [(0, 50, "gemm"), (60, 90, "gemm")], has_device=True)
+    _, found = explained(waits, late)
+    assert {cause: ns for cause, ns in found[0].items() if cause.startswith("peer")} == {"peer_compute": 30}
+
+
+def test_a_gap_between_kernels_is_no_wait_for_a_late_rank() -> None:
+    early = rank_of(0, [(10, 40, 5)], [(0, 20, "gemm"), (24, 30, "gemm"), (46, 50, "gemm")], has_device=True)
+    late = rank_of(1, [(35, 40, 35)], [(0, 34, "gemm"), (46, 50, "gemm")], has_device=True)
+    run, cross_rank = together(early, late)
+    gap = {"behind_compute": union((np.array([20]), np.array([24])))}
+    parts = {0: own_parts(early, OwnCauses(idle={}, exposed=gap)), 1: own_parts(late, OwnCauses())}
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+    found = dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))[0].within((0, 100))
+    assert found["behind_compute"] == 4
+    assert sum(ns for cause, ns in found.items() if cause.startswith("peer")) == 5, "from 30 to 35"
 
 
 def test_a_rank_that_computes_as_long_but_began_later_is_late_by_its_host() -> None:

@@ -100,8 +100,8 @@ def test_what_only_the_optimizer_follows_may_be_waiting_too_where_calls_are_not_
     assert analysis.headline.exposed_comm_ns
     only = {"tail": analysis.headline.exposed_comm_ns}
     shown = " ".join(render(replace(analysis, headline=replace(analysis.headline, causes=only))).split())
-    assert "nothing but the optimizer follows in its step (or waiting)" in shown
-    assert "what nothing but the optimizer follows holds waiting for other ranks, too." in shown
+    assert "only the optimizer follows, or recording ends (or waiting)" in shown
+    assert "what no other compute than the optimizer's follows holds waiting for other ranks, too." in shown
 
 
 def test_that_the_host_was_not_recorded_is_said_once() -> None:

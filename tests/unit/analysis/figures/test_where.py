@@ -261,19 +261,37 @@ def test_messages_of_a_rank_that_was_not_recorded_say_nothing_of_the_order():
     assert of_order(["sssrrr", "rsrsrsrsrsrs"], lambda _: NONE, members=3) == {None}
 
 
-def of_order(orders, peer_of, members=None):
-    """Return the dimensions of calls in a group whose ranks send (s) and receive (r) in these orders, in two steps."""
+@pytest.mark.parametrize(
+    ("first", "second", "dimension"),
+    [
+        pytest.param("ssrsrr", "rsrsrs", "pipeline", id="one forward, one backward"),
+        pytest.param("ssrrssrr", "rrssrrss", None, id="a ring of keys and values"),
+    ],
+)
+def test_where_no_step_was_marked_the_order_is_that_between_two_optimizers(first, second, dimension):
+    orders = [first, second]
+    assert of_order(orders, lambda number: 1 - number, optimizers=(-10, 90, 190)) == {dimension}
+    assert of_order(orders, lambda number: 1 - number, optimizers=()) == {None}
+
+
+def of_order(orders, peer_of, members=None, optimizers=None):
+    """Return the dimensions of calls in a group whose ranks send (s) and receive (r) in these orders, in two steps;
+    `optimizers` begin at these times in ms where no step was marked."""
 
     def rank(number, order):
         calls = [
             {
-                "op": "send" if each == "s" else "recv", "group": "0", "peer": peer_of(number), "step": step,
+                "op": "send" if each == "s" else "recv", "group": "0", "peer": peer_of(number),
+                "step": step if optimizers is None else None,
                 "start_ns": (step * 100 + at) * MS, "end_ns": (step * 100 + at) * MS + US,
             }
             for step in (0, 1)
             for at, each in enumerate(order)
         ]  # fmt: skip
-        return rank_timeline(number, calls=calls)
+        notes = [
+            {"name": "Optimizer.step#Adam.step", "start_ns": at * MS, "end_ns": at * MS + US} for at in optimizers or ()
+        ]
+        return rank_timeline(number, calls=calls, annotations=notes)
 
     size = members or len(orders)
     group = Group(name="0", description="default_pg", size=size, ranks=tuple(range(size)))

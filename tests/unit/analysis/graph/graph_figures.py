@@ -102,7 +102,8 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
         ranks=tuple(
             _of_rank(
                 part, run.ranks[part.rank], idle_pieces(graph, part, run.ranks[part.rank], last),
-                exposed_pieces(graph, part, shown), ends[part.rank] - first if part.rank in ends else None,
+                exposed_pieces(graph, part, run.ranks[part.rank], shown),
+                ends[part.rank] - first if part.rank in ends else None,
             )
             for part in graph.ranks
         ),

@@ -268,12 +268,20 @@ def test_without_compute_after_it_a_call_is_a_tail() -> None:
     assert list(exposed(Launch(1, 0, COMM, "nccl", "a"))) == ["tail"]
 
 
-def test_a_call_behind_another_on_its_stream_was_queued() -> None:
-    program = [
-        Launch(1, 0, COMM, "nccl", "a"), Launch(1, 0, COMM, "nccl", "b"), *COMPUTE_WAITS, Launch(0, 100 * US)
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "queued"),
+    [
+        pytest.param(["reduce", "gather"], 400, id="of another operation"),
+        pytest.param(["gather", "gather"], 0, id="of its own, both of which compute waits for"),
+        pytest.param(["reduce", "gather", "gather"], 400, id="the second of two has not that delay once more"),
+        pytest.param(["gather", "reduce", "gather"], 800, id="each is held by the one before it"),
+    ],
+)
+def test_a_call_behind_an_unlike_one_on_its_stream_was_queued(names: list[str], queued: int) -> None:
+    program = [*(Launch(1, 400 * US, COMM, name) for name in names), *COMPUTE_WAITS, Launch(0, 100 * US)]
     found = exposed(*program)
-    assert found["queued"] == pytest.approx(400, abs=10)
+    assert found.get("queued", 0) == pytest.approx(queued, abs=10)
+    assert sum(found.values()) == pytest.approx(400 * len(names), abs=20)
 
 
 def test_a_call_launched_after_its_data_were_ready_beside_compute_was_late() -> None:
@@ -370,7 +378,7 @@ def test_pieces_of_random_programs_cover_exposed_time(program: Program) -> None:
     ]
     timeline = simulate({0: turned}).rank
     graph = rank_graph(timeline)
-    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
+    pieces = exposed_pieces(graph, graph.ranks[0], timeline, shown_binding(graph))
     cover = Coverage.of(timeline.spans)
     assert int((pieces.end_ns - pieces.start_ns).sum()) == length(difference(cover.comm, cover.compute))
     assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()

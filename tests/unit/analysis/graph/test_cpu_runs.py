@@ -7,7 +7,7 @@ import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
-from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, exposed_pieces
+from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.found_causes import marked_losses
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
 from overlapscope.analysis.graph.rank_causes import rank_causes, shown_binding
@@ -15,6 +15,7 @@ from overlapscope.analysis.graph.scenarios import capped_pauses, changed_times
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
 from overlapscope.timeline.intervals import Intervals, length
+from overlapscope.timeline.run import RankTimeline
 from tests.conftest import ROOT, shared_file
 from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.graph.graph_figures import GraphFigures, graph_figures
@@ -22,14 +23,24 @@ from tests.unit.analysis.graph.graph_figures import GraphFigures, graph_figures
 US = 1_000
 
 
-def graph_of(spans: list[tuple[int, int, float, float, float | None]]) -> Graph:
-    """Return the graph of spans (kind, thread, begin, end, moment at which it was begun), in us."""
+def rank_of(spans: list[tuple[int, int, float, float, float | None]]) -> RankTimeline:
+    """Return a rank of spans (kind, thread, begin, end, moment at which it was begun), in us."""
     rows: list[dict[str, Any]] = [
         {"kind": kind, "lane": lane, "start_ns": round(begin * US), "end_ns": round(end * US),
          "launch_ns": None if moment is None else round(moment * US)}
         for kind, lane, begin, end, moment in spans
     ]  # fmt: skip
-    return rank_graph(rank_timeline(spans=rows, lanes=[{"kind": HOST}] * 3, has_device=False))
+    return rank_timeline(spans=rows, lanes=[{"kind": HOST}] * 3, has_device=False)
+
+
+def graph_of(spans: list[tuple[int, int, float, float, float | None]]) -> Graph:
+    return rank_graph(rank_of(spans))
+
+
+def pieces_of(spans: list[tuple[int, int, float, float, float | None]]) -> ExposedPieces:
+    timeline = rank_of(spans)
+    graph = rank_graph(timeline)
+    return exposed_pieces(graph, graph.ranks[0], timeline, shown_binding(graph))
 
 
 def edges(graph: Graph) -> set[tuple[str, int, int, int]]:
@@ -136,8 +147,7 @@ def test_exposed_time_is_cut_where_the_awaited_one_of_several_collectives_ended(
     # Two collectives run; the next operation waits for the first, which ends at 500, begins 40 or 240 us after it, and
     # the second goes on to 900.
     comms = [(COMM, 1, 110, 500, 102), (COMM, 2, 110, 900, 104)]
-    graph = graph_of([(COMPUTE, 0, 0, 100, None), *comms, (COMPUTE, 0, begins, begins + 40, None)])
-    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
+    pieces = pieces_of([(COMPUTE, 0, 0, 100, None), *comms, (COMPUTE, 0, begins, begins + 40, None)])
     found = [
         (int(begin) // US, int(end) // US, EXPOSED_CAUSES[cause])
         for begin, end, cause in zip(pieces.start_ns, pieces.end_ns, pieces.cause, strict=True)
@@ -214,11 +224,10 @@ def test_beside_a_long_time_in_flight_a_short_wait_decides_nothing(waits_us: int
 def test_all_that_a_message_exposes_has_a_cause(waits_us: int) -> None:
     """Where it had come before, that is the host's time; else the next compute waited for it."""
     ends = 300 + waits_us
-    graph = graph_of([
+    pieces = pieces_of([
         (COMPUTE, 0, 0, 100, None), (COMM, 0, 110, ends, 105), (COMPUTE, 0, 120, 300, None),
         (COMPUTE, 0, ends + 40, 900, None),
     ])  # fmt: skip
-    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
     found = {
         cause: int((pieces.end_ns - pieces.start_ns)[pieces.cause == at].sum()) // US
         for at, cause in enumerate(EXPOSED_CAUSES)

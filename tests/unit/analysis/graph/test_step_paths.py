@@ -19,7 +19,7 @@ from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.analysis.graph.path_segments import Segments
-from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _median, _summed, follow_paths
+from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _in_ranges, _median, _summed, follow_paths
 from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.host_operations import operation_pieces
 from overlapscope.analysis.per_rank.steps import step_windows
@@ -47,6 +47,7 @@ from tests.integration.jobs.dag_job import (
 from tests.property.synthetic import Job as SyntheticJob
 from tests.property.synthetic import Layout, plant
 from tests.property.synthetic.evaluate_job_faults import analyzed
+from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.figures.test_exposed_causes import LANES, rank_of
 
 MS = 1_000_000
@@ -497,3 +498,21 @@ def test_a_typical_step_lies_in_the_recording(before: tuple[int, ...], odd: set[
         for step, length, ahead in zip((1, 2, 3), (90, 100, 110), before, strict=True)
     ]
     assert _median(paths, frozenset(odd), 100).step == typical
+
+
+@pytest.mark.parametrize(("until_ms", "named"), [(9, "enumerate(DataLoader)"), (4, "gemm")])
+def test_the_host_of_a_device_is_in_the_range_of_the_thread_that_marks_steps(until_ms: int, named: str) -> None:
+    """Its stream says nothing of its thread; a range that does not cover half of the time names nothing."""
+    timeline = rank_timeline(
+        work=[{"kind": COMPUTE, "name": "gemm", "start_ns": 10 * MS, "end_ns": 12 * MS}],
+        steps=[{"step": 0, "start_ns": 0, "end_ns": 12 * MS}],
+        annotations=[
+            {"lane": 2, "name": "ProfilerStep#0", "start_ns": 0, "end_ns": 12 * MS},
+            {"lane": 2, "name": "enumerate(DataLoader)", "start_ns": 1 * MS, "end_ns": until_ms * MS},
+        ],
+    )
+    host = make(
+        Segments, 1, part=PARTS.index("host"), row=0, name=timeline.names.index("gemm"), start_ns=0, end_ns=10 * MS
+    )
+    name, ranged = _in_ranges(timeline, host, Clocks(offset_ns={0: 0.0}))
+    assert (timeline.names[name[0]], bool(ranged[0])) == (named, named != "gemm")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.checks.pipelines.bubbles import ideal_bubble_ns, pipeline_fill
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMM, NONE, Spans, concat, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Annotations, Spans, Steps, concat, make
 from overlapscope.timeline.run import Group, Run
 from tests.unit.analysis.checks.pipelines.schedules import MS, STEPS, pipeline, said, simulated
 
@@ -60,6 +60,33 @@ def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
     step[[row for row in range(len(step)) if table.peer[row] == 2 and step[row] == 1][:3]] = NONE
     cut = replace(lost.ranks[1], collectives=replace(table, step=step))
     assert said(replace(lost, ranks={1: cut})) == []
+
+
+def test_where_no_step_was_marked_a_step_lasts_from_one_optimizer_to_the_next():
+    """Of three optimizers, each launches a kernel at the end of its step."""
+    marked, ranks = pipeline([5, 5, 9, 5], 8), {}
+    for rank, each in marked.ranks.items():
+        ends = (each.steps.end_ns - MS // 2).tolist()
+        calls, spans = (replace(of, step=of.step * 0 + NONE) for of in (each.collectives, each.spans))
+        optimizer = make(
+            Spans, len(ends), kind=COMPUTE, collective=NONE, start_ns=np.array(ends), end_ns=np.array(ends) + MS // 10,
+            recording=0, lane=0, step=NONE, launch_ns=np.array(ends),
+        )  # fmt: skip
+        names = (*each.names, "Optimizer.step#Adam.step")
+        notes = make(
+            Annotations, len(ends), recording=0, lane=0, name=len(names) - 1, start_ns=np.array(ends) - 1,
+            end_ns=np.array(ends) + 1,
+        )  # fmt: skip
+        ranks[rank] = replace(
+            each, names=names, steps=make(Steps, 0), collectives=calls, spans=concat([spans, optimizer]),
+            annotations=notes,
+        )  # fmt: skip
+    (stage,) = own_stages(ranks[1], groups_by_rank(marked.groups)[1], []).values()
+    (same,) = own_stages(marked.ranks[1], groups_by_rank(marked.groups)[1], step_windows(marked.ranks[1])).values()
+    assert (stage.activations, stage.place) == (same.activations, same.place) == (8, 1)
+    assert stage.window_ns == pytest.approx(float(np.diff(marked.ranks[1].steps.start_ns)[0]))
+    on_host = replace(ranks[1], has_device=False)
+    assert own_stages(on_host, groups_by_rank(marked.groups)[1], []) == {}
 
 
 def test_two_stages_may_be_interleaved_and_are_given_the_larger_bubble():

@@ -1,0 +1,179 @@
+"""What of the exposed time of calls can be saved, by overlapping them or by sending half: an upper bound.
+
+Waiting for a rank that comes late is not saved by either, nor is time that the next compute spends on the host, a copy
+or other compute whatever the calls do.
+"""
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.advice.rule_input import RuleInput, Windows, time_of
+from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.longer_than_like import LONGER, OF_LARGER
+from overlapscope.timeline.columns import COMM, NONE, Collectives, Flags, Floats, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import SYMMETRIC
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, values_in
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
+
+SAVED: Final = ("slow_transfer", "queued", "dependency", "tail", "unknown")
+"""Causes of exposed time that ends with the calls; in others the next compute would not have begun earlier."""
+UNEVEN: Final = "all_to_all"
+"""Members may send different sizes: calls as large on one rank need not be alike."""
+DIRECTLY_NS: Final = 20_000
+"""A call whose launch is not known stands behind the one before it if it begins so soon after its end. A choice: twice
+a launch."""
+ANY: Final = float(np.iinfo(np.int64).max // 4)
+
+
+class Transferring(msgspec.Struct, frozen=True, kw_only=True):
+    """From when on each call of a rank transfers, at the earliest, one row for each of its `Collectives`."""
+
+    since_ns: Ints
+    """NONE of calls without times."""
+    known: Flags
+    """Whether all waiting is known; it lies before `since_ns`."""
+
+
+def transferring(given: RuleInput, timeline: RankTimeline) -> Transferring:
+    """Return from when on calls of a rank transfer: once the last recorded member has come; where others were not
+    recorded, for at most `LONGER` times as long as the fast ones of their group, operation, type and size."""
+    calls = timeline.collectives
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    arrived = given.arrivals[timeline.rank].arrived_ns
+    since = np.where(arrived != NONE, np.maximum(arrived, calls.start_ns), calls.start_ns)
+    known = given.transfers[timeline.rank].transfer_ns != NONE
+    even = rows_named(calls.op, timeline.names, lambda name: name in SYMMETRIC and name != UNEVEN)
+    rows = np.flatnonzero(timed & ~known & even & (calls.group >= 0) & (calls.bytes != NONE))
+    needs = _needs_ns(calls, rows, (calls.end_ns - since)[rows])
+    since[rows] = np.maximum(since[rows], calls.end_ns[rows] - needs)
+    return Transferring(since_ns=np.where(timed, since, NONE), known=known)
+
+
+def _needs_ns(calls: Collectives, rows: Ints, lasted_ns: Ints) -> Ints:
+    kind, _ = factorize_rows([each[rows] for each in (calls.op, calls.group, calls.dtype, calls.bytes)])
+    found = lasted_ns.copy()
+    for each in values_in(kind).tolist():
+        own = kind == each
+        if np.count_nonzero(own) >= BASELINE_CALLS:
+            fast = float(np.quantile(lasted_ns[own], BASELINE_QUANTILE))
+            found[own] = np.minimum(found[own], round(LONGER * fast))
+    return found
+
+
+def saved_by_overlap_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
+    """Return in how much of a step calls of these rows transfer and the next compute waits for it, mean over ranks at
+    hand: what overlap can save at most."""
+    asked = list(rows)
+    each = [
+        length(_saved(given, timeline, given.calls_of(timeline, asked))) / max(len(windows), 1)
+        for timeline, windows in given.some_ranks()
+        if asked
+    ]
+    return fmean(each) if each else 0.0
+
+
+def saved_time(given: RuleInput, timeline: RankTimeline) -> Intervals:
+    """Return when any call of a rank transfers and the next compute waits for it."""
+    return _saved(given, timeline, np.ones(timeline.collectives.op.size, np.bool_))
+
+
+def _saved(given: RuleInput, timeline: RankTimeline, own: Flags) -> Intervals:
+    calls, since = timeline.collectives, transferring(given, timeline).since_ns
+    own = own & (since != NONE)
+    times = intersection(union((since[own], calls.end_ns[own])), time_of(given.windows[timeline.rank]))
+    exposed = difference(times, given.coverage[timeline.rank].compute)
+    causes = given.parts[timeline.rank].by_graph
+    return (
+        exposed if causes is None else intersection(exposed, union(*(causes[each] for each in SAVED if each in causes)))
+    )
+
+
+def saved_by_half_ns(
+    given: RuleInput, timeline: RankTimeline, windows: Windows, rows: Ints, transfer_ns: Ints | Floats
+) -> float:
+    """Return what is saved of exposed time in a step of a rank, at most, if these calls transfer half as long.
+
+    A call ends earlier by half of its transfer, and begins earlier as the call before it on its stream does, as far as
+    it had stood behind that. Of calls of which each stands behind the one before it, all save at most half of what they
+    transfer in sum.
+    """
+    calls = timeline.collectives
+    half = np.zeros(calls.op.size)
+    half[rows] = transfer_ns / 2
+    every = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+    if not rows.size:
+        return 0.0
+    lane = _lanes(timeline)
+    every = every[sort_order(lane[every], calls.start_ns[every])]
+    behind, half = _behind_ns(given, timeline, every, lane[every]), half[every]
+    sums = np.cumsum(half)
+    # Each one's is half + min(that of the one before, behind), from the first on.
+    earlier = sums + np.minimum.accumulate(behind - (sums - half))
+    own = BusyTime(saved_time(given, timeline)).within(calls.start_ns[every], calls.end_ns[every])
+    row = np.cumsum(behind == 0) - 1
+    of_rows = np.minimum(np.bincount(row, np.minimum(own, earlier)), np.bincount(row, half))
+    return float(of_rows.sum()) / max(len(windows), 1)
+
+
+def faster_beside_half_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, transfer_ns: Ints | Floats) -> float:
+    """Return what compute beside these calls saves in a step of a rank, at most, if they transfer half as long: it is
+    slowed for half as long. Where by how much was not measured, it is taken to be the usual."""
+    end, windows = timeline.collectives.end_ns[rows], given.windows[timeline.rank]
+    since = end - np.rint(transfer_ns).astype(np.int64)
+    beside = intersection(intersection(union((since, end)), time_of(windows)), given.coverage[timeline.rank].compute)
+    found = next(each.interference for each in given.analysis.ranks if each.rank == timeline.rank)
+    slower = max(found.high if found else SLOWDOWN_PRIOR[1], 1.0)
+    return length(beside) / 2 * (1 - 1 / slower) / max(len(windows), 1)
+
+
+def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
+    """Return for how long each of these calls moves its bytes, at most: the rest of its transfer is latency.
+
+    A byte takes at most `OF_LARGER` times as long as one of the fast calls of its group, operation and type that are as
+    large, or larger.
+    """
+    calls = timeline.collectives
+    known = np.flatnonzero((calls.group[rows] >= 0) & (calls.bytes[rows] > 0))
+    sizes, took = calls.bytes[rows[known]], transfer_ns[known]
+    columns = [each[rows[known]] for each in (calls.op, calls.group, calls.dtype)]
+    kind, first = factorize_rows([*columns, sizes])
+    ns_a_byte = np.full(first.size, np.inf)
+    for each in values_in(kind).tolist():
+        own = kind == each
+        if np.count_nonzero(own) >= BASELINE_CALLS:
+            ns_a_byte[each] = np.quantile(took[own], BASELINE_QUANTILE) / sizes[first[each]]
+    for of_group in split_by(factorize_rows([each[first] for each in columns])[0]):
+        own = of_group[sort_order(-sizes[first[of_group]])]
+        ns_a_byte[own] = np.minimum.accumulate(ns_a_byte[own])
+    found = transfer_ns.copy()
+    found[known] = np.minimum(took, np.ceil(OF_LARGER * ns_a_byte[kind] * sizes)).astype(np.int64)
+    return found
+
+
+def _lanes(timeline: RankTimeline) -> Ints:
+    """Return the stream of each call; NONE where that is not known."""
+    spans, found = timeline.spans, np.full(timeline.collectives.op.size, NONE)
+    sends = (spans.kind == COMM) & (spans.collective != NONE)
+    found[spans.collective[sends]] = spans.lane[sends]
+    return found
+
+
+def _behind_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, lane: Ints) -> Floats:
+    """Return for how long each of these calls, sorted by stream and start, had stood behind the one before it: `ANY`
+    where that is not known and it directly follows."""
+    calls, parts = timeline.collectives, given.parts[timeline.rank]
+    gap = calls.start_ns[rows[1:]] - calls.end_ns[rows[:-1]]
+    queued = np.zeros(calls.op.size)
+    of_calls = parts.own_comm.row != NONE
+    queued[parts.own_comm.row[of_calls]] = parts.queued_ns[of_calls]
+    known = (calls.launch_ns[rows[1:]] != NONE) & (parts.by_graph is not None)
+    behind = np.where(known, queued[rows[1:]], ANY)
+    return np.append(0.0, np.where((gap <= DIRECTLY_NS) & (lane[1:] == lane[:-1]), behind, 0.0))

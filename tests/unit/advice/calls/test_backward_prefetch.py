@@ -1,0 +1,70 @@
+"""FSDP is to prefetch parameters in backward, where each gather begins after the reduction before it."""
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import advise
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.run import Run
+from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
+from tests.unit.advice.test_advice_rules import fired
+from tests.unit.whatif.test_fsdp_without_prefetch import without_prefetch
+
+MIB = 1 << 20
+
+
+def fsdp(
+    *, name: str = "FullyShardedDataParallel.forward", ahead: float = 0, computed: float = 0, late: float = 0,
+    size_bytes: int = 64 * MIB, first: str = "reduce_scatter",
+) -> Run:  # fmt: skip
+    """Return a job of three layers, whose backward reduces for 60 us, gathers for 60, and computes for 150."""
+
+    def step(_: int) -> list[Item]:
+        items: list[Item] = [Kernel(start=0, end=250), Range(name=name, start=0, end=1)]
+        for at in (250, 520):
+            reduce = Sent(start=at, end=at + 60 - ahead, launch=20, op=first, size_bytes=size_bytes)
+            gather = Sent(
+                start=at + 60, end=at + 120, launch=at + 70 if late else 21, op="all_gather", size_bytes=size_bytes
+            )
+            items += [reduce, gather, Kernel(start=at + 120 + late, end=at + 270, launch=22)]
+            items += [Kernel(start=at + 40, end=at + 40 + computed, launch=21)] if computed else []
+        return [*items, Sent(start=790, end=850, launch=23, op="reduce_scatter", size_bytes=size_bytes),
+                Kernel(start=850, end=995, launch=24)]  # fmt: skip
+
+    return made(step)
+
+
+def test_gathers_that_wait_for_the_reduction_before_them_are_to_be_prefetched() -> None:
+    found = fired(fsdp())["backward_prefetch"]
+    assert found.gain_high_ns == 240 * US
+    assert found.title.startswith("Prefetch parameters in backward: 2 times a step")
+    assert found.apply == {"torch": "FullyShardedDataParallel(module, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)"}
+    assert "exposed_communication" not in fired(fsdp())
+    assert set(fired(fsdp(name="FSDP::all_gather"))["backward_prefetch"].apply) == {"fsdp2"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "DeepSpeedEngine"}, {"computed": 40}, {"late": 30}, {"size_bytes": 4096}, {"first": "all_gather"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_is_advised_elsewhere(other: dict[str, object]) -> None:
+    assert "backward_prefetch" not in fired(fsdp(**other))  # type: ignore[arg-type]
+
+
+def test_a_replay_says_what_it_would_gain() -> None:
+    run = without_prefetch()
+    names = (*run.ranks[0].names, "FullyShardedDataParallel._post_backward_hook")
+    run = replace(run, ranks={0: replace(run.ranks[0], names=names)})
+    together = match_and_align(run)
+    found = {each.id: each for each in advise(run, analyze(run, together), together)[0]}
+    assert found["fsdp_gathers"].title == "Set sharding_strategy=SHARD_GRAD_OP"
+    prefetch = found["backward_prefetch"]
+    assert prefetch.verdict == "change"
+    assert 0 < (prefetch.gain_low_ns or 0) < (prefetch.predicted_gain_ns or 0) < 400 * US < (prefetch.gain_high_ns or 0)
+    assert prefetch.title == fired(run)["backward_prefetch"].title
+    assert prefetch.memory_bytes == 1 << 24, "one gathered layer more"
+    assert "that parameters do not stay gathered: then backward gathers none" in prefetch.assumed

@@ -1,0 +1,92 @@
+"""Which calls most exposed time is of, how fast they are, and whether sizes show that they transfer."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.calls import call_rates
+from overlapscope.advice.calls.call_rates import dominant_calls, like_sockets, transfer_rate_gbs
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.timeline.run import Run
+from tests.support.step_cases import Item, Kernel, Sent, made
+from tests.unit.advice.test_exposed_calls import MIB, looked_at
+
+
+def in_turn(*calls: tuple[int, float, float]) -> list[Item]:
+    """Return calls that follow compute each, given as (MiB, us, us of the compute before)."""
+    found: list[Item] = []
+    at = 10.0
+    for mib, us, compute in calls:
+        found.append(Kernel(start=at, end=at + compute))
+        at += compute
+        found.append(Sent(start=at, end=at + us, size_bytes=mib * MIB))
+        at += us
+    return [*found, Kernel(start=at, end=at + 10)]
+
+
+def one_of_eight(steps: Sequence[Item], ranks: tuple[int, ...] = tuple(range(8))) -> RuleInput:
+    run: Run = made(lambda _: steps)
+    group = replace(run.groups[0], size=8, ranks=ranks)
+    sizes = replace(run.ranks[0].collectives, group_size=run.ranks[0].collectives.group_size * 0 + 8)
+    only = replace(run.ranks[0], collectives=sizes)
+    return looked_at(replace(run, ranks={0: only}, world_size=max(ranks) + 1, groups=(group,)))
+
+
+def test_the_calls_of_most_exposed_time_are_named_with_number_size_and_rate() -> None:
+    step = [Kernel(start=0, end=100), Sent(start=100, end=500, size_bytes=4 * MIB, dimension="data"),
+            Kernel(start=500, end=600), Sent(start=600, end=620, size_bytes=8, op="all_gather", group="h")]  # fmt: skip
+    found = dominant_calls(looked_at(made(lambda _: step)))
+    assert found is not None
+    assert found.busbw_gbs == pytest.approx(4 * MIB / 400e3)
+    assert found.words("step") == "mostly all_reduce of DP among 2 ranks, 1 a step of 4 MiB, 10.5 GB/s on the bus"
+    assert found.words("step", rate=False).endswith("1 a step of 4 MiB")
+
+
+def test_the_rate_of_calls_that_may_hold_waiting_is_a_least_one_and_small_calls_have_none() -> None:
+    found = dominant_calls(one_of_eight(in_turn((4, 100, 50))))
+    assert found is not None
+    assert ", at least " in found.words("step")
+    small = dominant_calls(one_of_eight([Kernel(start=0, end=90), Sent(start=90, end=190, size_bytes=4096)]))
+    assert small is not None
+    assert small.busbw_gbs is None
+    half = [Sent(start=0, end=90, size_bytes=MIB), Sent(start=100, end=195, size_bytes=MIB, op="all_gather"),
+            Sent(start=200, end=300, size_bytes=MIB, op="reduce_scatter")]  # fmt: skip
+    assert dominant_calls(looked_at(made(lambda _: half))) is None, "none has most of it"
+
+
+@pytest.mark.parametrize(
+    ("calls", "transfers"),
+    [
+        pytest.param([(4, 100, 50), (8, 200, 20), (4, 100, 90)], True, id="as their bytes, whatever was computed"),
+        pytest.param([(4, 100, 50), (8, 200, 100), (4, 100, 50)], False, id="as what was computed: a slower rank"),
+        pytest.param([(4, 100, 50), (4, 100, 20), (4, 100, 90)], False, id="one size"),
+        pytest.param([(4, 150, 50), (8, 150, 20), (4, 150, 90)], False, id="whatever the size"),
+    ],
+)
+def test_calls_of_several_sizes_at_one_bandwidth_transfer(
+    calls: list[tuple[int, float, float]], *, transfers: bool
+) -> None:
+    rate = transfer_rate_gbs(one_of_eight(in_turn(*calls)))
+    assert rate == (pytest.approx(1.75 * 4 * MIB / 100e3) if transfers else None)
+
+
+def test_of_whole_jobs_waiting_is_known_and_no_rate_is_asked_for() -> None:
+    assert transfer_rate_gbs(looked_at(made(lambda _: in_turn((4, 100, 50), (8, 200, 20), (4, 100, 90))))) is None
+
+
+@pytest.mark.parametrize(
+    ("us", "ranks", "slow"),
+    [
+        pytest.param(900, (0, 8, 16), True, id="between hosts"),
+        pytest.param(900, tuple(range(8)), False, id="perhaps on one host"),
+        pytest.param(300, (0, 8, 16), False, id="faster"),
+    ],
+)
+def test_even_the_fastest_large_calls_may_be_as_slow_as_sockets(
+    monkeypatch: pytest.MonkeyPatch, us: float, ranks: tuple[int, ...], *, slow: bool
+) -> None:
+    monkeypatch.setattr(call_rates, "SOCKET_BYTES", MIB)  # steps of 1 ms hold no larger ones that are slow
+    given = one_of_eight(in_turn((1, us, 20)), ranks)
+    found = like_sockets(given, dominant_calls(given))
+    assert found == ((pytest.approx(1.75 * MIB / (us * 1e3)), 6) if slow else None)

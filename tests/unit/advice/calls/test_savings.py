@@ -1,0 +1,169 @@
+"""Overlap, or half of the bytes, saves what ends with the calls: not waiting, nor what the host or compute takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import Rule
+from overlapscope.advice.calls.embedding_tail import embedding_tail
+from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
+from overlapscope.advice.calls.savings import faster_beside_half_ns, moving_ns, saved_by_half_ns, saved_by_overlap_ns
+from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
+from tests.support.builders import EPOCH_NS
+from tests.support.step_cases import STEP, STEPS, US, Item, Kernel, Sent, made
+from tests.unit.advice.test_advice_rules import fired, last_gradient
+
+MIB = 1 << 20
+
+
+def looked_at(run: Run, *, ranks: int = 2) -> RuleInput:
+    known = replace(run, ranks={rank: each for rank, each in run.ranks.items() if rank < ranks})
+    together = match_and_align(known)
+    return RuleInput.of(known, analyze(known, together), together)
+
+
+def times(start: float, end: float) -> Intervals:
+    """Return this time, in us, of each step."""
+    begin = EPOCH_NS + np.arange(STEPS) * STEP * US
+    return union((begin + round(start * US), begin + round(end * US)))
+
+
+def layers(*, first: float = 600, apart: float = 20, phases: Sequence[str | None] = (None, "backward")) -> list[Item]:
+    """Return five calls in forward, of which the first one waits from a moment on, and five in backward, with compute
+    between them."""
+    items: list[Item] = [Kernel(start=0, end=100)]
+    for at in range(10):
+        begin, phase = (first if at == 0 else 700 + 28 * at), phases[at // 5]
+        end = 720 + 28 * at
+        items.append(Sent(start=begin, end=end, launch=50, group="t", phase=phase, size_bytes=4 * MIB))
+        items.append(Kernel(start=end, end=end + 28 - apart, launch=51))
+    return items
+
+
+@pytest.mark.parametrize(("dimension", "rule"), [("tensor", tensor_parallel), ("expert", expert_parallel)])
+def test_calls_of_which_members_were_not_recorded_are_held_to_wait_beyond_what_their_like_take(
+    dimension: str, rule: Rule
+) -> None:
+    items = [replace(each, dimension=dimension) if isinstance(each, Sent) else each for each in layers()]
+    given = looked_at(made(lambda _: items), ranks=1)
+    rows = given.analysis.collectives
+    assert given.united_ns(rows)[0] == (120 + 9 * 20) * US
+    assert saved_by_overlap_ns(given, rows) == pytest.approx((1.25 * 20 + 9 * 20) * US)
+    found = rule(given)
+    assert found is not None
+    assert found.gain_high_ns == (1.25 * 20 + 9 * 20) * US
+
+
+@pytest.mark.parametrize(
+    ("cause", "saved"),
+    [("dependency", True), ("tail", True), ("queued", True), ("unknown", True), ("behind_compute", False),
+     ("behind_copy", False), ("host_not_ready", False), ("late_launch", False)],
+)  # fmt: skip
+def test_time_in_which_the_next_compute_waits_for_something_else_is_not_saved(cause: str, *, saved: bool) -> None:
+    call = Sent(start=300, end=800, launch=250, size_bytes=36 * MIB)
+    given = looked_at(made(lambda _: [Kernel(start=0, end=400), call, Kernel(start=800, end=990)]))
+    named = {cause: times(400, 700), "slow_transfer": times(700, 800)}
+    parts = {rank: replace(each, by_graph=named) for rank, each in given.parts.items()}
+    given = replace(given, parts=parts)
+    assert saved_by_overlap_ns(given, given.analysis.collectives) == (400 if saved else 100) * US
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_other(seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    took, gap = drawn.integers(10, 60, 8), drawn.integers(0, 2, 8) * 40
+    ends = 100 + np.cumsum(took + gap)
+    computed = int(drawn.integers(100, ends[-1]))
+    calls = [
+        Sent(start=int(end - each), end=int(end), launch=90, phase="backward", size_bytes=MIB)
+        for end, each in zip(ends, took, strict=True)
+    ]
+    given = looked_at(made(lambda _: [Kernel(start=0, end=computed, launch=1), *calls]))
+    timeline, windows = given.run.ranks[0], given.windows[0]
+    queued = drawn.integers(0, 50, 8) * (gap == 0) * US
+    parts = given.parts[0]
+    column = np.zeros(timeline.collectives.op.size, np.int64)
+    column[:] = np.tile(queued, STEPS)
+    behind = replace(parts, queued_ns=column[parts.own_comm.row], by_graph={"dependency": times(0, STEP)})
+    rows, transfer = np.arange(column.size), timeline.collectives.end_ns - timeline.collectives.start_ns
+    found = saved_by_half_ns(replace(given, parts={0: behind, 1: behind}), timeline, windows, rows, transfer)
+
+    earlier, rows_of = 0.0, [(0.0, 0.0)]
+    for at in range(8):
+        stood = int(queued[at]) if at and gap[at] == 0 else 0
+        earlier = took[at] * US / 2 + min(earlier, stood)
+        exposed = max(int(ends[at]) - max(int(ends[at] - took[at]), computed), 0) * US
+        if not stood:
+            rows_of.append((0.0, 0.0))
+        rows_of[-1] = rows_of[-1][0] + min(earlier, exposed), rows_of[-1][1] + took[at] * US / 2
+    assert found == pytest.approx(sum(map(min, rows_of)))
+
+
+def test_compute_beside_calls_is_slowed_for_half_as_long() -> None:
+    call = Sent(start=300, end=700, launch=250, size_bytes=36 * MIB)
+    given = looked_at(made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)]))
+    rows = np.arange(STEPS)
+    assert given.analysis.ranks[0].interference is None
+    found = faster_beside_half_ns(given, given.run.ranks[0], rows, np.full(STEPS, 200 * US))
+    assert found == pytest.approx(100 / 2 * (1 - 1 / SLOWDOWN_PRIOR[1]) * US), "from 500 to 600 us"
+
+
+@pytest.mark.parametrize(("group", "least"), [("g", 36), ("", 160)])
+def test_half_of_the_bytes_halves_no_latency(group: str, least: float) -> None:
+    """A call of 2 MiB takes 160 us, one of 20 MiB in its group 240: a byte takes at most 1.5 times as long as there."""
+    calls = [
+        Sent(start=100, end=260, launch=50, group=group, size_bytes=2 * MIB),
+        Sent(start=300, end=540, launch=50, group=group, size_bytes=20 * MIB),
+    ]
+    timeline = made(lambda _: [Kernel(start=0, end=90), *calls]).ranks[0]
+    if not group:
+        without = np.full_like(timeline.collectives.group, -1)
+        timeline = replace(timeline, collectives=replace(timeline.collectives, group=without))
+    took = timeline.collectives.end_ns - timeline.collectives.start_ns
+    assert moving_ns(timeline, np.arange(took.size), took).tolist() == [least * US, 240 * US] * STEPS
+
+
+def test_all_reduces_of_one_size_before_backward_and_in_it_may_be_of_tensor_parallelism() -> None:
+    found = fired(made(lambda _: layers(first=700)))["tensor_parallel"]
+    assert found.title.startswith("Overlap all-reduces of one size in forward and backward (tensor parallelism?)")
+    assert found.gain_high_ns == 10 * 20 * US
+    assert "tensor_parallel" not in fired(made(lambda _: layers(first=700, phases=("backward", "backward"))))
+    assert "tensor_parallel" not in fired(made(lambda _: layers(first=700, phases=(None, None))))
+    after = made(lambda _: layers(first=700, phases=("backward", None)))
+    assert "tensor_parallel" not in fired(after), "as gradients that are reduced after backward"
+
+
+def test_of_a_giant_all_reduce_that_may_wait_for_ranks_that_were_not_recorded_this_is_said() -> None:
+    def titled(ranks: int) -> str:
+        run = made(lambda _: [Kernel(start=0, end=400), Sent(start=400, end=800, launch=250, size_bytes=2 << 30)])
+        return fired(replace(run, ranks={rank: run.ranks[rank] for rank in range(ranks)}))["split_all_reduce"].title
+
+    assert titled(2).endswith("0.4 ms of a 1 ms step are exposed")
+    assert titled(1).endswith("0.4 ms of a 1 ms step are exposed, waiting included")
+
+
+def broadcasting() -> Run:
+    call = Sent(start=600, end=800, launch=250, op="broadcast")
+    return made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)])
+
+
+@pytest.mark.parametrize(
+    ("run", "rule"), [(broadcasting(), repeated_broadcasts), (last_gradient([100, 120, 100, 900]), embedding_tail)]
+)
+def test_neither_are_broadcasts_or_a_last_bucket_worth_time_that_the_host_takes_meanwhile(run: Run, rule: Rule) -> None:
+    def because_of(cause: str) -> Recommendation | None:
+        given = looked_at(run)
+        parts = {rank: replace(each, by_graph={cause: times(0, STEP)}) for rank, each in given.parts.items()}
+        return rule(replace(given, parts=parts))
+
+    assert because_of("dependency") is not None
+    assert because_of("host_not_ready") is None
