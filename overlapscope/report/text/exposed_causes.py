@@ -21,6 +21,8 @@ from overlapscope.report.formatting import MAX_WIDTH, aligned, ms, percent
 
 WORTH_NAMING: Final = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
+LEAST_SHOWN: Final = 0.0005
+"""A smaller share of a part is 0.0 % as shown."""
 OR_RANKS: Final = {"dependency": ", or for other ranks", "tail": " (or waiting)"}
 """What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
 SHARE_WITHIN: Final = 0.01
@@ -51,7 +53,7 @@ def exposed_causes_text(analysis: Analysis) -> str:
     rows = [sums.columns()]
     for causes in sorted(parts, key=sums.less_of):
         rows.append(sums.row(groups.get(causes) or label(causes[0]), causes))
-        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if len(causes) > 1]
+        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if len(causes) > 1 and sums.shows(each)]
     lines = list(aligned(rows))
     if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
         lines.append(fill(_may_wait(analysis), MAX_WIDTH, break_on_hyphens=False))
@@ -102,6 +104,11 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         some += [cause for cause, spent in self.hours.items() if spent >= WORTH_NAMING * sum(self.hours.values())]
         of_head = self.head.causes
         return sorted({*of_head, *some}, key=lambda cause: (self.less_of([cause]), -of_head.get(cause, 0), cause))
+
+    def shows(self, cause: str) -> bool:
+        """Return whether a part of a sum has a share that is not shown as 0.0 %."""
+        known = (of for of in (self.head.causes, self.every) if of)
+        return any(of.get(cause, 0) >= LEAST_SHOWN * sum(of.values()) for of in known)
 
     def less_of(self, causes: Sequence[str]) -> int:
         """Return their sum, less than zero: a key that sorts the largest first."""

@@ -421,7 +421,7 @@ def test_torchruns_options_say_the_first_rank_of_a_node(tmp_path: Path) -> None:
 
 def test_ranks_of_several_unnamed_nodes_never_fall_together(tmp_path: Path) -> None:
     paths = [node(tmp_path, f"node{at}.sqlite") for at in (0, 1)]
-    with pytest.raises(InputError, match=r"use ranks=\{'node0.sqlite': 0, 'node1.sqlite': 2\}"):
+    with pytest.raises(InputError, match=r"or ranks=\{'node0.sqlite': 0, 'node1.sqlite': 2\}"):
         read_inputs(paths)
     run = read_inputs(paths, ReadOptions(ranks={"node0.sqlite": 0, "node1.sqlite": 2}))
     assert list(run.ranks) == [0, 1, 2, 3]

@@ -259,3 +259,16 @@ def test_what_a_thread_did_before_is_said_where_no_call_of_it_was_recorded() -> 
     assert link_words(work(0, 50, None, kind="host")) == "what its thread did before"
     assert link_words(work(0, 50, None, kind="launch")) == "launched"
     assert link_words(work(0, 50, "gemm")) == "compute gemm"
+
+
+def test_parts_of_a_sum_that_would_be_shown_as_nothing_are_left_out() -> None:
+    waits = {"peer_host": 9_000, "peer_comm": 10, "peer_copy": 4}
+    found = with_causes(ALIKE, [waits] * 4)
+    causes = {cause: ms * MS for cause, ms in waits.items()}
+    head = replace(found.headline, causes=causes, exposed_comm_ns=sum(causes.values()))
+    assert [row[0] for row in table(replace(found, headline=head))] == [
+        "why exposed",
+        "wait: for late ranks",
+        "wait: the late rank idled longer (host)",
+        "wait: the late rank communicated longer",
+    ]
