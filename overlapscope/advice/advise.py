@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from overlapscope.whatif.result import WhatIf
 
 Rule = Callable[[RuleInput], Recommendation | None]
-TRIALS_OF_COMPUTE: Final = frozenset({"unfused_optimizer", "unfused_elementwise", "gradient_accumulation"})
-"""They may gain much or nothing, and have nothing to do with communication."""
+TRIAL_OF_COMPUTE: Final = "unfused_elementwise"
+"""It may gain much or nothing, and has nothing to do with communication."""
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     launch_bound,
     data_loading,
@@ -351,7 +351,7 @@ def ranked(
 ) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, or what they are predicted to gain, where that is
     more, the largest first, then by gain; those without a figure follow. `no_change` comes after them, then changes of
-    numerics, and trials of compute that no figure bounds; cores that many ranks share first.
+    numerics, and the trial of compute that no figure bounds; cores that many ranks share first.
 
     `steps` divides the figures of those that are of the whole recording; `moved_ns` counts more, or less, of a step for
     some (`_moved_ns`). A pause that is longer than the wait for cores
@@ -372,7 +372,7 @@ def ranked(
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = max((gain if each.loss_ns is None else each.loss_ns) or 0, each.predicted_gain_ns or 0)
         by_loss, by_gain = -per_step(each, loss) - (moved_ns or {}).get(each.id, 0), -per_step(each, gain)
-        unbounded = each.id in TRIALS_OF_COMPUTE and gain is None
+        unbounded = each.id == TRIAL_OF_COMPUTE and gain is None
         return unbounded, each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
 
     return sorted(found, key=key)

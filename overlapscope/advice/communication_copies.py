@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, lie_within, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, OPERATION, Flags, HostSpans, Ints, make, take
+from overlapscope.timeline.columns import COMM, OPERATION, Flags, HostSpans, make, take
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
@@ -156,7 +156,7 @@ def _copied(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Copi
         rest
         & (
             rows_named(spans.host_op, names, _both(FSDP.fullmatch, of))
-            | _within(_times(timeline, _both(FSDP.fullmatch, of), None), spans.launch_ns)
+            | lie_within(_times(timeline, _both(FSDP.fullmatch, of), None), spans.launch_ns)
         )
         for of in (OF_GATHERS.search, _no_gather)
     )
@@ -168,9 +168,9 @@ def _copied(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Copi
         gathers=copied,
         in_backward=copied * _share_in_backward(timeline)
         if again is None
-        else a_step(gathers & _within(again, spans.launch_ns)),
+        else a_step(gathers & lie_within(again, spans.launch_ns)),
         gradients=a_step(gradients & ~gathers),
-        ddp=a_step(by_name | (rest & _within(out, spans.launch_ns))),
+        ddp=a_step(by_name | (rest & lie_within(out, spans.launch_ns))),
         ddp_host=length(intersection(out, inside)) / len(windows),
         ddp_idle=length(idle) / len(windows),
         launches=length(intersection(_idle_for_launches(given, timeline.rank), inside)) / len(windows),
@@ -225,10 +225,3 @@ def _operations(timeline: RankTimeline, fits: Fits) -> HostSpans:
     if not timeline.has_host_events or timeline.host_is_lost or not named.any():
         return make(HostSpans, 0)
     return select_host_spans(timeline.host, (OPERATION,), named)
-
-
-def _within(ranges: Intervals, moments: Ints) -> Flags:
-    if not ranges.starts.size:
-        return np.zeros(moments.size, np.bool_)
-    at = np.searchsorted(ranges.starts, moments, side="right") - 1
-    return (at >= 0) & (moments < ranges.ends[np.maximum(at, 0)])

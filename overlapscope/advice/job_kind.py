@@ -20,6 +20,8 @@ FUSABLE: Final = ("SGD", "Adam", "AdamW", "Adagrad")
 FUSED: Final = re.compile(r"Fused(?:Adam|Sgd|Adagrad)|_fused_(?:adam|sgd|adagrad)", re.I)
 MANY_AT_ONCE: Final = re.compile(r"^aten::_foreach_(?:add|addcdiv|addcmul|lerp)_")
 """Operations of torch's optimizers that take many parameters in one launch; clipping by norm makes other ones."""
+FSDP1: Final = "FullyShardedDataParallel."
+"""In names of the ranges of FSDP's first version."""
 TRAINS: Final = re.compile(r"Backward\d*$|^autograd::|^Optimizer\.|AccumulateGrad")
 
 
@@ -56,6 +58,11 @@ def job_kind(run: Run) -> JobKind:
         is_fused=any(FUSED.search(name) or MANY_AT_ONCE.search(name) for name in names),
         is_npu="Ascend" in str(run.fingerprint.get("device") or ""),
     )
+
+
+def uses_fsdp1(run: Run) -> bool:
+    """Return whether a run uses FSDP's first version, which has other settings than the second."""
+    return any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names)
 
 
 def fitted(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:

@@ -1,6 +1,5 @@
 """Rules: exposed calls of tensor and of expert parallelism, whose results the next layer needs."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,8 +9,10 @@ from overlapscope.advice.calls.savings import saved_by_overlap_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import BACKWARD, EXPERT, TENSOR
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import factorize_rows, smallest_by
 from overlapscope.timeline.run import RankTimeline
 
 EXPERTS: Final = frozenset({"dispatch", "combine"})
@@ -28,7 +29,6 @@ MOSTLY: Final = 0.5
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 LAYERS: Final = 4
 """Least calls of one size in forward, and in backward, of what may be layers over ranks. A choice: two a layer."""
-LATEST: Final = int(np.iinfo(np.int64).max)
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
@@ -64,8 +64,8 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
 
 
 def _in_layers(given: RuleInput) -> list[CollectiveRow]:
-    """Return the large all-reduces, of no known dimension, that run before the first call of backward, and as large
-    ones in it, in each step that is seen: gradients are reduced in neither, or not in both."""
+    """Return the large all-reduces, of no known dimension, of sizes that run both before the first call of backward and
+    in it, in each step that is seen: no gradients are reduced before backward, so these are no gradients."""
     found: set[int] = set()
     for at, (timeline, windows) in enumerate(given.some_ranks()):
         own = _sizes_of_layers(timeline, windows)
@@ -82,14 +82,14 @@ def _sizes_of_layers(timeline: RankTimeline, windows: Windows) -> set[int]:
     rows = rows_named(calls.op, names, "all_reduce".__eq__) & (calls.dimension < 0) & (calls.bytes >= LARGE_BYTES)
     backward = rows_named(calls.phase, names, BACKWARD.__eq__)
     window = window_of(windows, calls.start_ns)
-    sizes = []
-    for each in range(len(windows)):
-        here = rows & (window == each)
-        first = calls.start_ns[backward & (window == each)].min(initial=LATEST)
-        parts = here & backward, here & (calls.start_ns < first)
-        counts = [Counter(calls.bytes[part].tolist()) for part in parts]
-        sizes.append({size for size, count in (counts[0] & counts[1]).items() if count >= LAYERS})
-    return set.intersection(*sizes) if sizes else set()
+    inside = window != NONE
+    first = smallest_by(window[inside & backward], calls.start_ns[inside & backward], len(windows))
+    own = np.flatnonzero(rows & inside)
+    kind, at = factorize_rows([window[own], calls.bytes[own]])
+    parts = backward[own], calls.start_ns[own] < first[window[own]]
+    counts = [np.bincount(kind[part], minlength=at.size) for part in parts]
+    sizes, of_windows = np.unique(calls.bytes[own[at[np.minimum(*counts) >= LAYERS]]], return_counts=True)
+    return set(sizes[of_windows == len(windows)].tolist())
 
 
 def _are_besides(rows: Sequence[CollectiveRow], given: RuleInput) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -40,8 +41,6 @@ APPLY: Final = {
 }
 """Code for FSDP2 (torch 2.6 and later) by knob."""
 
-FSDP1: Final = "FullyShardedDataParallel."
-"""In names of the ranges of FSDP's first version, which has other settings."""
 OF_FSDP1: Final = {
     ("reshard_after_forward", False): ("sharding_strategy", "SHARD_GRAD_OP", "ShardingStrategy.SHARD_GRAD_OP"),
     ("backward_prefetch", 1): ("backward_prefetch", "BACKWARD_PRE", "BackwardPrefetch.BACKWARD_PRE"),
@@ -49,6 +48,7 @@ OF_FSDP1: Final = {
     ("reduce_dtype", "16-bit"): ("mixed_precision", "16-bit", "MixedPrecision(reduce_dtype=torch.bfloat16)"),
 }
 """By knob and value what FullyShardedDataParallel has for it: its argument, the value in words, and in code."""
+NONE_OF_FSDP1: Final = "no setting of FullyShardedDataParallel surely gains more than recordings of one code differ"
 ASSUMED: Final = {
     "per_bucket_us": "what a bucket costs its host",
     "latency_us": "the part of a transfer that does not depend on its bytes",
@@ -109,7 +109,7 @@ def _by_fsdp_replay(
         result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    if any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names):
+    if uses_fsdp1(run):
         result = with_best_of_fsdp1(result)
         advised = [for_fsdp1(each) for each in fsdp_advice(result)]
     else:
@@ -151,14 +151,17 @@ def for_fsdp1(each: Recommendation) -> Recommendation:
 
 
 def with_best_of_fsdp1(result: WhatIf) -> WhatIf:
-    """Return a prediction whose best change is one that FullyShardedDataParallel has, if any such surely gains."""
+    """Return a prediction whose best change is one that FullyShardedDataParallel has, and no change without such a one
+    that surely gains."""
+    if result.verdict != "change" or _of_fsdp1(result.best.knobs):
+        return result
     rows = [
         each
         for each in result.scenarios[1:]
-        if _of_fsdp1(each.knobs) and each.gain_low > 0 and not each.changes_numerics and not each.hypothetical
+        if _of_fsdp1(each.knobs) and _surely_gains(each) and not each.changes_numerics and not each.hypothetical
     ]
-    if result.verdict != "change" or not rows:
-        return result
+    if not rows:
+        return msgspec.structs.replace(result, verdict="no_change", reasons=[NONE_OF_FSDP1, *result.reasons])
     best = min(rows, key=lambda each: each.predicted_step_ns)
     return msgspec.structs.replace(result, best=msgspec.structs.replace(result.best, knobs=best.knobs))
 
@@ -172,7 +175,7 @@ def _with_replayed_gain(each: Recommendation, result: WhatIf) -> Recommendation:
     none, row = (
         next((one for one in result.scenarios if one.knobs == {"backward_prefetch": depth}), None) for depth in (0, 1)
     )
-    if none is None or row is None or row.gain_low <= 0 or result.verdict == "insufficient_data" or result.waiting:
+    if none is None or row is None or not _surely_gains(row) or result.verdict == "insufficient_data" or result.waiting:
         return each
     more_bytes = row.memory_bytes - none.memory_bytes  # the rule says that none is gathered ahead
     of_replay = scenario_recommendation(result, row, PREFETCH, each.title, "change", memory_bytes=more_bytes)
@@ -286,14 +289,14 @@ def _views(result: WhatIf, item_bytes: int) -> Recommendation | None:
 def _fewer_bits(result: WhatIf) -> Recommendation | None:
     """Return the trial of 16-bit gradients where it gains for sure; how well the model trains is not predicted."""
     row = next((each for each in result.scenarios if each.changes_numerics), None)
-    if row is None or not _is_worth_a_trial(row):
+    if row is None or not _surely_gains(row):
         return None
     title = "Try to send 16-bit gradients: this changes numerics, so compare the loss with the present one"
     return scenario_recommendation(result, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
 
 
-def _is_worth_a_trial(row: Scenario) -> bool:
-    """Return whether a setting that changes numerics surely gains, and more than recordings of one code differ."""
+def _surely_gains(row: Scenario) -> bool:
+    """Return whether a setting surely gains, and more than recordings of one code differ."""
     return row.gain_low > 0 and row.gain >= WORTH
 
 
@@ -340,7 +343,7 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
     found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=fsdp_code(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip
     for each in result.scenarios:
-        if each.changes_numerics and _is_worth_a_trial(each) and set(each.knobs) <= set(APPLY):
+        if each.changes_numerics and _surely_gains(each) and set(each.knobs) <= set(APPLY):
             title = (
                 "Try to reduce gradients in 16 bits: this changes numerics, so compare the loss with the present one"
             )

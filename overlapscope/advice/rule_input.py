@@ -1,5 +1,6 @@
 """The input of the rules: a run, its analysis, and its headline."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from statistics import fmean
@@ -12,7 +13,7 @@ from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.collectives import NAMES, NUMBERS, UNKNOWN, CollectiveRow
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
@@ -131,11 +132,38 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.figures.causes.get(cause, 0)
 
     def exposed_ns(self, rows: Iterable[CollectiveRow]) -> float:
-        """Return the exposed time of rows of collectives, ns a step, mean over ranks: groups make theirs at once."""
+        """Return the exposed time of rows of collectives, ns a step, mean over ranks: groups make theirs at once.
+
+        It is at most all exposed time of a step, in the mean or as shown: calls may run on, exposed, behind the last.
+        """
         ranks = self.run.ranks
-        members = {group.name: sum(rank in ranks for rank in group.ranks or ()) for group in self.run.groups}
-        sums = sum((row.exposed_ns or 0) * (members.get(row.group or "") or len(ranks)) for row in rows)
-        return sums / len(ranks) / max(self.steps, 1) if ranks else 0.0
+        sums = sum((row.exposed_ns or 0) * self.callers.get(_kind(row), len(ranks)) for row in rows)
+        mean = sums / len(ranks) / max(self.steps, 1) if ranks else 0.0
+        return min(mean, max(self.all_exposed_ns, self.figures.exposed_comm_ns or 0))
+
+    @cached_property
+    def all_exposed_ns(self) -> float:
+        """All exposed time, ns a step, mean over ranks and steps; infinite where it is not known."""
+        ranks = self.analysis.ranks
+        steps = [each for own in ranks for each in own.steps if each.complete]
+        known = [each.exposed_comm_ns for each in (steps if self.per == "step" else [own.whole for own in ranks])]
+        if all(each is None for each in known):
+            return np.inf
+        return sum(each or 0 for each in known) / len(ranks) / max(self.steps, 1)
+
+    @cached_property
+    def callers(self) -> Mapping[tuple[str | int | None, ...], int]:
+        """By kind of call (`_kind`), how many ranks have such calls: its row's exposed time is their mean."""
+        found: Counter[tuple[str | int | None, ...]] = Counter()
+        for timeline in self.run.ranks.values():
+            calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
+            columns = [getattr(calls, name) for name in (*NAMES, *NUMBERS)]
+            _, first = factorize_rows(columns)
+            texts = [[names[code] for code in column[first].tolist()] for column in columns[: len(NAMES)]]
+            texts[0] = [op or UNKNOWN for op in texts[0]]
+            numbers = [[or_none(value) for value in column[first].tolist()] for column in columns[len(NAMES) :]]
+            found.update({*zip(*texts, *numbers, strict=True)})
+        return found
 
     def united_ns(self, rows: Iterable[CollectiveRow]) -> tuple[float, float]:
         """Return the time in which a call of these rows runs and nothing is computed, and in which one runs at all, ns
@@ -256,6 +284,10 @@ def ms(ns: float) -> str:
     return f"{ns / 1e6:.3g} ms" if ns < 1e9 else f"{ns / 1e6:.0f} ms"
 
 
+def _kind(row: CollectiveRow) -> tuple[str | int | None, ...]:
+    return tuple(getattr(row, name) for name in (*NAMES, *NUMBERS))
+
+
 def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
     if of_steps and own.whole:
         return tuple(each.window for each in own.windows if each.complete and each.window)
@@ -289,3 +321,12 @@ def window_of(windows: Windows, moments: Ints) -> Ints:
 def time_of(windows: Windows) -> Intervals:
     """Return the time in any of the windows."""
     return union((np.array([start for start, _ in windows]), np.array([end for _, end in windows])))
+
+
+def lie_within(times: Intervals, moments: Ints) -> Flags:
+    """Return which moments lie in one of these times; NONE lies in none."""
+    if not times.starts.size:
+        return np.zeros(moments.size, np.bool_)
+    at = np.searchsorted(times.starts, moments, side="right") - 1
+    found: Flags = (at >= 0) & (moments < times.ends[np.maximum(at, 0)])
+    return found

@@ -154,15 +154,18 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
 
 def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
     """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids;
-    None where a grid is not known, and of many ranks, which are not looked at."""
+    None where a grid, or what a peer ran in a step that it recorded completely, is not known, and of many ranks, which
+    are not looked at."""
     ranks = given.analysis.ranks
     if len(ranks) > MOST_RANKS:
         return None
-    ran = {info.rank: _kernels(given, info.rank, [each.step for each in info.steps if each.complete]) for info in ranks}
+    steps = {info.rank: [each.step for each in info.steps if each.complete] for info in ranks}
+    ran = {rank: _kernels(given, rank, own) for rank, own in steps.items()}
     for step, slow in rank_of.items():
-        own, peers = ran[slow].get(step), [each[step] for rank, each in ran.items() if rank != slow and step in each]
+        own = ran[slow].get(step)
+        peers = [each.get(step) for rank, each in ran.items() if rank != slow and step in steps[rank]]
         known = [each for each in peers if each is not None]
-        if own is None or len(known) < len(peers):
+        if own is None or not known or len(known) < len(peers):
             return None
         if any(each.counts != own.counts for each in known) or own.blocks > LARGER * median(
             each.blocks for each in known

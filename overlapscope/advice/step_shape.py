@@ -7,10 +7,14 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.calls.savings import saved_by_overlap_ns
-from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended
+from overlapscope.advice.losses.exposed_calls import backward_waits_ns, hosts_make_wait
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended, window_of
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, size
+from overlapscope.display import size_text
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, size
 from overlapscope.timeline.dimensions import BACKWARD, DATA
+from overlapscope.timeline.intervals import length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
@@ -19,6 +23,10 @@ from overlapscope.whatif.parallelism import shows_ddp
 LITTLE: Final = 0.1
 """Share of a step below which compute is little. A choice."""
 GIANT_BYTES: Final = 1 << 30
+LARGE_BUCKET_BYTES: Final = 100 << 20
+"""A choice: four times the usual bucket of DDP. Smaller ones transfer hardly faster when they are larger."""
+LARGE_SHARE: Final = 0.25
+"""Least share of the gradients of a step that such a bucket holds. A choice."""
 OVERLAPPING: Final = {
     "ddp": "DistributedDataParallel reduces buckets while backward goes on",
     "fsdp2": "FSDP2 gathers the next module while this one computes",
@@ -45,6 +53,16 @@ ONE_BUCKET: Final = "# one bucket for all gradients, or a model that is a single
 LAST_FIRST: Final = (
     "# all calls are launched at once: buckets are sent in order, and the first one waits for a gradient that is ready "
     "last (an embedding that is used twice, modules registered in another order than they run)"
+)
+SCATTER: Final = (
+    "# all_gather sends as many bytes as all_reduce: reduce_scatter and all_gather move two thirds of what these do "
+    "(FSDP2 with reshard_after_forward=False; DeepSpeed's stages 1 and 2 all-reduce, with reduce_scatter=true as well)"
+)
+ALIKE: Final = 0.02
+"""Bytes that are gathered may differ from those that are reduced by this share, as for padding."""
+WAITS: Final = (
+    "# a hook waits for its call: return the future of all_reduce(..., async_op=True) from a communication hook, "
+    "or in hooks of your own keep the handles, and wait for all of them once, before the optimizer"
 )
 UNUSED: Final = (
     "DistributedDataParallel(model, find_unused_parameters=False)  # or static_graph=True: each step reduces a map of "
@@ -77,12 +95,10 @@ def little_compute(given: RuleInput) -> Recommendation | None:
 
 
 def split_all_reduce(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where all-reduces of more than 1 GiB are exposed for long enough."""
-    rows = [
-        row
-        for row in given.analysis.collectives
-        if row.op == "all_reduce" and row.dimension in (None, DATA) and (row.bytes or 0) > GIANT_BYTES
-    ]
+    """Return the recommendation where all-reduces of more than 1 GiB, or the few that hold all gradients, are exposed
+    for long enough."""
+    reduces = [row for row in given.analysis.collectives if row.op == "all_reduce" and row.dimension in (None, DATA)]
+    rows = [row for row in reduces if (row.bytes or 0) > GIANT_BYTES] or _few_buckets(given, reduces)
     exposed = given.exposed_ns(rows)
     at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
     if given.job.serves or not given.is_worth(at_most):
@@ -92,18 +108,47 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="split_all_reduce",
-        title=f"Split all-reduces of {largest / 2**30:.1f} GiB: one begins only when all that it sends is ready, and "
+        title=f"Split all-reduces of {size_text(largest)}: one begins only when all that it sends is ready, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed{', waiting included' if waits else ''}",
         at_most_ns=at_most,
         apply={
             "ddp": "DistributedDataParallel(model, bucket_cap_mb=100)  # each bucket is sent while backward goes on",
             "deepspeed": '{"zero_optimization": {"overlap_comm": true, "reduce_bucket_size": 5e7}}',
             "megatron": "--overlap-grad-reduce --ddp-bucket-size 40000000",
-        },
+        }
+        | ({"torch": SCATTER} if _gathered_after(given, reduces) else {}),
         evidence={"exposed_ns": round(exposed), "most_bytes": largest, "calls": sum(row.count for row in rows)},
         measured=["sizes, and the time of these calls beside which nothing is computed"],
         assumed=[BOUND, *([MAY_WAIT] if waits else [])],
     )
+
+
+def _gathered_after(given: RuleInput, reduces: Sequence[CollectiveRow]) -> bool:
+    """Return whether as many bytes are gathered as reduced: parameters, by optimizers of which each has a part."""
+    gathers = [row for row in given.analysis.collectives if row.op == "all_gather" and row.dimension in (None, DATA)]
+    reduced, gathered = (
+        sum(row.count * row.bytes for row in rows if row.bytes is not None and row.bytes >= LARGE_BYTES)
+        for rows in (reduces, gathers)
+    )
+    return gathered > 0 and abs(gathered - reduced) <= ALIKE * reduced
+
+
+def _few_buckets(given: RuleInput, rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Return the rows of reductions in backward if large buckets hold the gradients; of DDP a replay says more."""
+    large = [row for row in rows if (row.bytes or 0) >= LARGE_BUCKET_BYTES]
+    if not large or not given.run_has_device or shows_ddp(given.run):
+        return []
+    every = []
+    for timeline, windows in given.some_ranks():
+        calls = timeline.collectives
+        own = given.calls_of(timeline, rows) & (calls.bytes >= LARGE_BYTES) & (calls.start_ns != NONE)
+        backward = rows_named(calls.phase, timeline.names, BACKWARD.__eq__)
+        own &= window_of(windows, calls.start_ns) != NONE
+        sent = calls.bytes[own]
+        if not own.any() or not backward[own].all():
+            return []
+        every.append(int(sent.max()) * len(windows) / int(sent.sum()))
+    return large if every and min(every) >= LARGE_SHARE else []
 
 
 def overlap_without_effect(given: RuleInput) -> Recommendation | None:
@@ -119,17 +164,23 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed, saved_by_overlap_ns(given, rows)))
     if not given.is_worth(at_most) or overlapped > NOTHING * comm:
         return None
-    how = OVERLAPPING[used[0]] if given.run_has_device else "DDP reduces all gradients at once, when backward ends"
+    waits_ns = backward_waits_ns(given) if given.run_has_device and "ddp" in used and hosts_make_wait(given) else 0.0
+    if given.is_worth(waits_ns):
+        at_most = min(at_most, waits_ns)
+        title = "Wait once for gradients, before the optimizer: backward waits for each reduction, and "
+        apply = {"ddp": WAITS}
+    elif given.run_has_device:
+        title, apply = f"Nothing overlaps: {OVERLAPPING[used[0]]}, but ", _instead(given, used)
+    else:
+        title = "Nothing overlaps: DDP reduces all gradients at once, when backward ends, and "
+        apply = {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go beside backward"}
     return recommended(
         given,
         id="overlap_without_effect",
-        title=f"Nothing overlaps: {how}, {'but ' if given.run_has_device else 'and '}of {ms(comm)} of communication a "
-        f"{given.per} {ms(overlapped)} are overlapped",
+        title=f"{title}of {ms(comm)} of communication a {given.per} {ms(overlapped)} are overlapped",
         verdict="look",
         at_most_ns=at_most,
-        apply=_instead(given, used)
-        if given.run_has_device
-        else {"ddp": "DistributedDataParallel(model, bucket_cap_mb=1)  # several buckets: most go beside backward"},
+        apply=apply,
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
         assumed=[BOUND],
@@ -162,7 +213,8 @@ class _Launches(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool
     """Whether the next launch comes only after the end of nearly each long kernel."""
     together: bool | None
-    """Whether each step launches all its calls at about one time; None where a step has one, or launches are not
+    """Whether each step launches all its calls at about one time, and one begins as the other ends: a host that is
+    ahead launches them together, whenever their data are ready. None where a step has one, or launches are not
     known."""
 
 
@@ -174,10 +226,17 @@ def _launches(timeline: RankTimeline, step_ns: int) -> _Launches:
     after = spans.launch_ns[rows[1:]][long] >= spans.end_ns[rows[:-1]][long]
     blocking = long.size >= LONG_KERNELS and bool(np.count_nonzero(after) >= NEARLY_ALL * long.size)
     own = np.flatnonzero((calls.launch_ns != NONE) & (calls.bytes >= LARGE_BYTES) & (calls.step != NONE))
-    launches = [calls.launch_ns[own[calls.step[own] == step]] for step in values_in(calls.step[own]).tolist()]
-    took = [int(each.max() - each.min()) for each in launches if each.size > 1]
-    together = max(took) <= AT_ONCE * step_ns if took else None
+    of_steps = [own[calls.step[own] == step] for step in values_in(calls.step[own]).tolist()]
+    apart = [_apart_ns(calls, each) for each in of_steps if each.size > 1]
+    together = max(apart) <= AT_ONCE * step_ns if apart else None
     return _Launches(blocking=blocking, together=together)
+
+
+def _apart_ns(calls: Collectives, rows: Ints) -> int:
+    """Return how far the launches of calls lie apart, or for how long none of them runs between, if that is longer."""
+    launch, start, end = calls.launch_ns[rows], calls.start_ns[rows], calls.end_ns[rows]
+    between = int(end.max() - start.min()) - length(union((start, end)))
+    return max(int(launch.max() - launch.min()), between)
 
 
 def finds_unused_parameters(timeline: RankTimeline) -> bool:

@@ -90,7 +90,9 @@ def findings_of(asked: Asked) -> list[Finding]:
     stages = {rank: own.stages for rank, own in alone.items()}
     window_ns = {info.rank: info.whole.window_ns for info in asked.ranks}
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
-    times = with_ranges(_of_times(run, asked.ranks, shared, idle_at_stops(run, coverage, step_windows)), run)
+    times = with_ranges(
+        _of_times(run, asked.ranks, shared, idle_at_stops(run, coverage, step_windows)), run, coverage, step_windows
+    )
     still = standing_still(run, _stood_still(alone), step_windows, shared)
     return [
         *slowing_steps(asked.head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),

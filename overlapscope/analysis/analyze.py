@@ -1,6 +1,6 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -10,13 +10,13 @@ from overlapscope.analysis.checks.outlier_steps import long_steps
 from overlapscope.analysis.common.findings import Listed
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cost.throughput import throughput
-from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.late_before import with_late_rank
-from overlapscope.analysis.graph.answers import HostPauses
+from overlapscope.analysis.graph.answers import CriticalPath, HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.job_step.headline import headline, quiet_steps
@@ -26,6 +26,8 @@ from overlapscope.analysis.rank_figures import each_rank, rank_windows
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
+    RankInfo,
+    Skew,
     SourceInfo,
     complete_figures,
     waits_for_late_ranks,
@@ -33,8 +35,9 @@ from overlapscope.analysis.result import (
 from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.skew import skew_of
 from overlapscope.analysis.source_tables import rows_of_sources
+from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.analysis.stragglers.lateness import attribute_blame, late_arrivals
-from overlapscope.analysis.stragglers.stragglers import beside_slow_links
+from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.intervals import BusyTime, union
@@ -60,19 +63,25 @@ def analyze(
     alone = alone or summarize_ranks(run, graphs)
     cross_rank = cross_rank or match_and_align(run)
     turns = turns_on_cores(run, alone, cross_rank)
-    alone = waiting_for_turns(alone, turns)
+    return _analysis(run, cross_rank, bandwidth, waiting_for_turns(alone, turns), graphs, turns)
+
+
+def _analysis(
+    run: Run, cross_rank: CrossRank, bandwidth: Facts | None, alone: Mapping[int, RankSummary], graphs: BuiltGraphs,
+    turns: Sequence[Turns],
+) -> Analysis:  # fmt: skip
+    """Return the same; `turns` are those that hosts take on cores, and `alone` knows when ranks wait for theirs."""
     windows = {rank: own.windows for rank, own in alone.items()}
-    coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = cross_rank.transfers(run)
     ranks, exposed_ns, longer = each_rank(run, cross_rank, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs, turns)
     late, held = held, without_taking_turns(held, waits_for_late_ranks(ranks), run)
+    in_turn = sorted({each.rank for each in late} - {each.rank for each in held})
     links = with_cores(run, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs), shared)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
-    numbers = CallIndex.of(run, cross_rank.splits).call
-    collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, numbers)
+    collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, CallIndex.of(run, cross_rank.splits).call)
     of_windows = rank_windows(ranks, alone)
     head = headline(of_windows, cross_rank)
     findings = findings_of(
@@ -85,8 +94,6 @@ def analyze(
     odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     # Of steps of two kinds those are typical that communicate: the others show nothing of what is lost.
     path = critical_paths(run, windows, cross_rank, graphs, odd | quiet_steps(head), _pauses(run, alone))
-    waiting = {rank: own.parts.waiting for rank, own in alone.items() if own.parts.waiting is not None}
-    loss = with_late_rank(path.longest_loss, run, cross_rank.clocks, transfers, coverage, waiting)
     return Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
         run=run_info(run),
@@ -95,22 +102,37 @@ def analyze(
         fused=fused,
         collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, exposed_ns),
-        skew=skew_of(
-            cross_rank,
-            ranks_of_hosts(run),
-            {info.rank: info.whole.idle_ns for info in ranks},
-            beside_slow_links(held, links),
-            sorted({each.rank for each in late} - {each.rank for each in held}),
-            attribute_blame(late_arrivals(run, cross_rank.splits, coverage)),
-        ),
+        skew=_skew(run, cross_rank, alone, ranks, beside_slow_links(held, links), in_turn),
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=msgspec.structs.replace(path, longest_loss=loss),
+        critical_path=_with_late_rank(path, run, cross_rank, alone, transfers),
         throughput=throughput(run, alone),
         headline=head,
         dry_step=dry_step(run),
     )
+
+
+def _skew(
+    run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], ranks: Sequence[RankInfo],
+    held: list[Straggler], in_turn: list[int],
+) -> Skew:  # fmt: skip
+    """Return what is known of lateness: `held` are the late ranks, `in_turn` those that only take turns on cores."""
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    idle_ns = {info.rank: info.whole.idle_ns for info in ranks}
+    blame = attribute_blame(late_arrivals(run, cross_rank.splits, coverage))
+    return skew_of(cross_rank, ranks_of_hosts(run), idle_ns, held, in_turn, blame)
+
+
+def _with_late_rank(
+    path: CriticalPath, run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary],
+    transfers: Mapping[int, Transfers],
+) -> CriticalPath:  # fmt: skip
+    """Return the path with what made the rank late for which its longest loss waited."""
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    waiting = {rank: own.parts.waiting for rank, own in alone.items() if own.parts.waiting is not None}
+    loss = with_late_rank(path.longest_loss, run, cross_rank.clocks, transfers, coverage, waiting)
+    return msgspec.structs.replace(path, longest_loss=loss)
 
 
 def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:

@@ -374,10 +374,12 @@ def with_costs(analysis: Analysis) -> Analysis:
             found.idle_gpu_hours_a_day, (has_long and _idle_causes_of_all_steps(analysis)) or head.idle_causes
         ),
     )
+    # A step of a day takes the mean, of which long ones are a part.
+    mean_ns = found.time_ns / found.steps if has_long and found.time_ns and found.steps else head.step_ns
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        of_ns = recording_ns(analysis) if each.per == "recording" else head.step_ns
+        of_ns = recording_ns(analysis) if each.per == "recording" else mean_ns
         share = None if saved_ns is None or not of_ns else saved_ns / of_ns
         hours, rate = gpu_hours_a_day(share, found.devices or 0), found.price_per_gpu_hour
         price = None if hours is None or rate is None else hours * rate

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.optimizer_marks import optimizer_marks
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline
 
@@ -37,8 +37,6 @@ FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+|s+\?+r+")
 """What the first stage of a pipeline sends (s), receives (r) or does both of (?) in a step, in order of time ..."""
 STAGE: Final = re.compile(r"r[rs?]*s")
 """... and any later one."""
-OPTIMIZER_STEP: Final = re.compile(r"^Optimizer\.step#")
-"""torch's annotation, which ends a step where none was marked."""
 
 
 def dimension_of(text: str | None) -> str | None:
@@ -214,7 +212,7 @@ def _messages(timeline: RankTimeline, group: Group) -> dict[int, str]:
 def _optimizers_before(timeline: RankTimeline) -> Ints:
     """Return how many optimizers began before each call was launched; NONE before the first and after the last one."""
     calls, notes = timeline.collectives, timeline.annotations
-    begun = np.sort(notes.start_ns[rows_named(notes.name, timeline.names, OPTIMIZER_STEP.match)])
+    begun = notes.start_ns[optimizer_marks(timeline)]
     before = np.searchsorted(begun, np.where(calls.launch_ns == NONE, calls.start_ns, calls.launch_ns))
     return np.where((before > 0) & (before < begun.size), before, NONE)
 

@@ -16,8 +16,19 @@ def host_of(timeline: RankTimeline) -> str | None:
     return host if isinstance(host, str) and host not in NO_NAMES else None
 
 
+def clock_of(timeline: RankTimeline) -> str | None:
+    """Return the name of the clock that all times of a rank are of, where one profiler recorded several ranks with it;
+    None where no source states one."""
+    clock = timeline.recorded.get("clock")
+    return clock if isinstance(clock, str) and clock else None
+
+
 def share_host_clock(timelines: Iterable[RankTimeline]) -> bool:
-    """Return whether ranks are of CPU runs that name one host: their clock may be set, but for all of them at once."""
+    """Return whether ranks have one clock, or are of CPU runs that name one host: it may be set, but for all of them at
+    once."""
     every = list(timelines)
+    clocks = {clock_of(each) for each in every}
+    if len(clocks) == 1 and None not in clocks:
+        return True
     hosts = {host_of(each) for each in every}
     return len(hosts) == 1 and None not in hosts and not any(each.has_device for each in every)

@@ -52,7 +52,7 @@ def _nameless(timeline: RankTimeline) -> Flags:
 
 
 def _meant(timeline: RankTimeline, rows: Flags, groups: Sequence[Group]) -> Group | None:
-    """Return the only group that a rank's messages fit, or the only one of these of a pipeline."""
+    """Return the only group that a rank's messages fit, or of several the only one of a pipeline."""
     peers = set(unique(timeline.collectives.peer[rows]).tolist()) - {NONE}
     places = {(own, peer) for _, own, peer in _places(timeline).values()}
     fit = []
@@ -63,11 +63,13 @@ def _meant(timeline: RankTimeline, rows: Flags, groups: Sequence[Group]) -> Grou
         here = members.index(timeline.rank)
         if all(own == here and peer != own and peer < len(members) for own, peer in places):
             fit.append(group)
+    if len(fit) == 1:
+        return fit[0]
     said = [dimension_of(group.description) for group in fit]
     pipelines = [group for group, dimension in zip(fit, said, strict=True) if dimension == PIPELINE]
     if CONTEXT in said or EXPERT in said:  # a ring, or what experts exchange
         return None
-    return next(iter(pipelines or fit)) if len(pipelines or fit) == 1 else None
+    return pipelines[0] if len(pipelines) == 1 else None
 
 
 def _agree(group: Group, meant: Mapping[int, Group | None]) -> bool:

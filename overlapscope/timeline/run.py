@@ -97,7 +97,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     `Recordings.host_events` is False."""
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
-    the machine. Plain JSON values."""
+    the machine, and `clock`, that of the clock its times are of. Plain JSON values."""
 
     @property
     def num_spans(self) -> int:

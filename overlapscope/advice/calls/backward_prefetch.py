@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Flags, Ints
@@ -19,8 +20,6 @@ SOON_NS: Final = 20_000
 """Compute that begins within this time of a call's end had waited for it. A choice: streams need some microseconds."""
 MOSTLY: Final = 0.5
 """Least share of large reduce-scatters that such a gather follows. A choice: the last of a step has none."""
-FSDP1: Final = "FullyShardedDataParallel."
-"""In names of the ranges of FSDP's first version."""
 FOR_FSDP1: Final = "FullyShardedDataParallel(module, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)"
 FOR_FSDP2: Final = "module.set_modules_to_backward_prefetch([...])  # the one before it in forward, on each one"
 
@@ -46,7 +45,7 @@ def backward_prefetch(given: RuleInput) -> Recommendation | None:
     if not found or found < MOSTLY * scatters or not given.is_worth(at_most):
         return None
     many = round(found / sum(len(windows) for _, windows in given.some_ranks()))
-    first = any(FSDP1 in name for timeline in given.run.ranks.values() for name in timeline.names)
+    first = uses_fsdp1(given.run)
     return recommended(
         given,
         id="backward_prefetch",

@@ -79,9 +79,11 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
     heavy = _heavy(own[most])
     if op not in SIZED or not heavy:
         return None
-    calls = Counter[str | None]()
+    members = {group.name: group.ranks for group in given.run.groups}
+    calls = Counter[int]()  # a rank may be in several such groups
     for row in heavy:
-        calls[row.group] += row.count
+        for rank in members.get(row.group or "") or given.run.ranks:
+            calls[rank] += row.count
     moved = sum((row.bytes or 0) * row.count for row in heavy)
     took = sum((row.transfer_ns_median or 0) * row.count for row in heavy)
     sizes = [row.bytes or 0 for row in heavy]
@@ -192,7 +194,9 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
         calls, names = timeline.collectives, timeline.names
         own = _sized(timeline, windows, SOCKET_BYTES)
         own = own[rows_named(calls.op[own], names, dominant.op.__eq__)]
-        own = own[[timeline.name(int(code)) == dominant.dimension for code in calls.dimension[own]]]
+        own = own[calls.group_size[own] == (dominant.group_size or NONE)]
+        named = rows_named(calls.dimension[own], names, lambda name: dominant.dimension in (None, name))
+        own = own[~named if dominant.dimension is None else named]
         groups = {timeline.name(code) for code in values_in(calls.group[own]).tolist()}
         if not all(_spans_hosts(given, group, hosts) for group in groups):
             return None
@@ -203,11 +207,12 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
 
 
 def _spans_hosts(given: RuleInput, group: str | None, hosts: Mapping[int, str | None]) -> bool:
-    """Return whether a group lies on several hosts, as their names say, or else numbers of ranks."""
+    """Return whether a group lies on several hosts, by their names, or, where one is not known, numbers of ranks."""
     ranks = given.analysis.run.ranks
     members = next((each.ranks for each in given.run.groups if each.name == group), None) or ranks
-    known = {name for rank in members if (name := hosts.get(rank)) is not None}
-    return len(known) > 1 or (not known and len({rank // MOST_OF_HOST for rank in members}) > 1)
+    names = {hosts.get(rank) for rank in members}
+    by_numbers = None in names and len({rank // MOST_OF_HOST for rank in members}) > 1
+    return len(names - {None}) > 1 or by_numbers
 
 
 def _sized(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:

@@ -1,6 +1,7 @@
 """Rule: the last gradient is by far the largest, as a tied embedding's, so no bucket cap overlaps its all-reduce."""
 
 import re
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
@@ -31,7 +32,7 @@ _LESS_OFTEN_IN_DDP: Final = {
 
 
 class _Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """The last gradient of the steps of one rank, and the exposed time of its bucket's transfer."""
+    """The last gradient of the steps of one rank, and the exposed time of its bucket."""
 
     name: str
     elements: int
@@ -40,6 +41,8 @@ class _Tail(msgspec.Struct, frozen=True, kw_only=True):
     of_its_size: int
     """Gradients of its size."""
     exposed_ns: float
+    saved_ns: float
+    """What of it overlap can save at most: no waiting, nor what the host takes meanwhile."""
 
 
 def embedding_tail(given: RuleInput) -> Recommendation | None:
@@ -47,19 +50,20 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
     tails = [each for timeline, own in given.some_ranks() if (each := _tail(given, timeline, own)) is not None]
     if not tails or len({each.elements for each in tails}) > 1:
         return None
-    exposed = sum(each.exposed_ns for each in tails) / len(tails)
-    if not given.is_worth(exposed):
+    exposed, saved = fmean(each.exposed_ns for each in tails), fmean(each.saved_ns for each in tails)
+    if not given.is_worth(saved):
         return None
     one = tails[0]
     tied = one.of_its_size == 1
     what = " (a tied embedding?)" if tied and EMBEDDING.search(one.name) else ""
     volume = one.elements * one.item_bytes
+    most = f", of which {ms(saved)} can be saved at most" if ms(saved) != ms(exposed) else ""
     return recommended(
         given,
         id="embedding_tail",
         title=f"{one.name}{what}, {volume / 1e6:.1f} MB, is ready last and {percent_text(one.of_bucket)} of the last "
-        f"bucket: {ms(exposed)} of its all-reduce are exposed, and no bucket cap changes that",
-        at_most_ns=exposed,
+        f"bucket: {ms(exposed)} of its all-reduce are exposed{most}, and no bucket cap changes that",
+        at_most_ns=saved,
         apply={
             **(_LESS_OFTEN_IN_DDP if "ddp" in given.job.frameworks else _LESS_OFTEN),
             "fsdp2": "fully_shard([embedding, head])  # one group for the shared weight; sends half",
@@ -67,9 +71,9 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
         },
         evidence={
             "gradient": one.name, "bytes": volume, "share_of_bucket": one.of_bucket, "tail_ns": round(exposed),
-            "no_other_of_its_size": tied,
+            "saved_at_most_ns": round(saved), "no_other_of_its_size": tied,
         },
-        measured=["the order of gradients, and the exposed part of the last bucket's transfer"],
+        measured=["the order of gradients, and the exposed part of the last bucket"],
         assumed=["that all of it could be overlapped or avoided: the gain is an upper bound"],
     )  # fmt: skip
 
@@ -78,8 +82,10 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
     table = timeline.gradients
     calls = timeline.collectives
     reduces = timeline.names.index("all_reduce") if "all_reduce" in timeline.names else -2
-    since, saved = transferring(given, timeline).since_ns, BusyTime(saved_time(given, timeline))
+    since, saveable = transferring(given, timeline).since_ns, BusyTime(saved_time(given, timeline))
+    bare = BusyTime(difference(given.coverage[timeline.rank].comm, given.coverage[timeline.rank].compute))
     exposed: list[int] = []
+    saved: list[int] = []
     last = -1
     bucket = 0
     for step in unique(table.step[table.step != NONE])[-MOST_STEPS:].tolist():
@@ -95,7 +101,9 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         if not any(begin <= start < until for begin, until in windows):
             continue
         last, bucket = int(own[-1]), int(calls.elements[at])
-        exposed.append(int(saved.within(since[at : at + 1], calls.end_ns[at : at + 1])[0]))
+        end = calls.end_ns[at : at + 1]
+        exposed.append(int(bare.within(calls.start_ns[at : at + 1], end)[0]))
+        saved.append(int(saveable.within(since[at : at + 1], end)[0]))
     if last < 0:
         return None
     elements = int(table.elements[last])
@@ -114,5 +122,6 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         item_bytes=ITEM_BYTES.get(timeline.names[table.dtype[last]] if table.dtype[last] >= 0 else "", 4),
         of_bucket=min(elements / bucket, 1.0),
         of_its_size=of_its_size,
-        exposed_ns=sum(exposed) / len(exposed),
+        exposed_ns=fmean(exposed),
+        saved_ns=fmean(saved),
     )

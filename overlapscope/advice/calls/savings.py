@@ -19,7 +19,7 @@ from overlapscope.timeline.columns import COMM, NONE, Collectives, Flags, Floats
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
-from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, values_in
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 
@@ -60,12 +60,16 @@ def transferring(given: RuleInput, timeline: RankTimeline) -> Transferring:
 def _needs_ns(calls: Collectives, rows: Ints, lasted_ns: Ints) -> Ints:
     kind, _ = factorize_rows([each[rows] for each in (calls.op, calls.group, calls.dtype, calls.bytes)])
     found = lasted_ns.copy()
-    for each in values_in(kind).tolist():
-        own = kind == each
-        if np.count_nonzero(own) >= BASELINE_CALLS:
-            fast = float(np.quantile(lasted_ns[own], BASELINE_QUANTILE))
-            found[own] = np.minimum(found[own], round(LONGER * fast))
+    for own in _of_many_calls(kind):
+        fast = float(np.quantile(lasted_ns[own], BASELINE_QUANTILE))
+        found[own] = np.minimum(found[own], round(LONGER * fast))
     return found
+
+
+def _of_many_calls(kind: Ints) -> list[Ints]:
+    """Return the rows of each kind that has `BASELINE_CALLS`, so enough to know its fast ones."""
+    rows = np.flatnonzero(np.bincount(kind)[kind] >= BASELINE_CALLS)
+    return [rows[each] for each in split_by(kind[rows])]
 
 
 def saved_by_overlap_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
@@ -103,7 +107,7 @@ def saved_by_half_ns(
 
     A call ends earlier by half of its transfer, and begins earlier as the call before it on its stream does, as far as
     it had stood behind that. Of calls of which each stands behind the one before it, all save at most half of what they
-    transfer in sum.
+    transfer in sum; and calls on several streams at once save no more than the time that they cover.
     """
     calls = timeline.collectives
     half = np.zeros(calls.op.size)
@@ -117,10 +121,13 @@ def saved_by_half_ns(
     sums = np.cumsum(half)
     # Each one's is half + min(that of the one before, behind), from the first on.
     earlier = sums + np.minimum.accumulate(behind - (sums - half))
-    own = BusyTime(saved_time(given, timeline)).within(calls.start_ns[every], calls.end_ns[every])
+    saved, start, end = saved_time(given, timeline), calls.start_ns[every], calls.end_ns[every]
+    own = BusyTime(saved).within(start, end)
     row = np.cumsum(behind == 0) - 1
     of_rows = np.minimum(np.bincount(row, np.minimum(own, earlier)), np.bincount(row, half))
-    return float(of_rows.sum()) / max(len(windows), 1)
+    moved = earlier > 0
+    covered = length(intersection(saved, union((start[moved], end[moved]))))
+    return min(float(of_rows.sum()), covered) / max(len(windows), 1)
 
 
 def faster_beside_half_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, transfer_ns: Ints | Floats) -> float:
@@ -146,10 +153,8 @@ def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
     columns = [each[rows[known]] for each in (calls.op, calls.group, calls.dtype)]
     kind, first = factorize_rows([*columns, sizes])
     ns_a_byte = np.full(first.size, np.inf)
-    for each in values_in(kind).tolist():
-        own = kind == each
-        if np.count_nonzero(own) >= BASELINE_CALLS:
-            ns_a_byte[each] = np.quantile(took[own], BASELINE_QUANTILE) / sizes[first[each]]
+    for own in _of_many_calls(kind):
+        ns_a_byte[kind[own[0]]] = np.quantile(took[own], BASELINE_QUANTILE) / sizes[own[0]]
     for of_group in split_by(factorize_rows([each[first] for each in columns])[0]):
         own = of_group[sort_order(-sizes[first[of_group]])]
         ns_a_byte[own] = np.minimum.accumulate(ns_a_byte[own])

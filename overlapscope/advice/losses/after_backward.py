@@ -52,7 +52,8 @@ def of_gradients_after_backward(given: RuleInput) -> str | None:
     with DDP, FSDP and Horovod, which reduce in backward by themselves."""
     if not BY_THEMSELVES.isdisjoint(given.job.frameworks) or shows_ddp(given.run):
         return None
-    every = own = calls = small = 0
+    every = own = 0
+    many_small = False
     for timeline, windows in given.some_at_hand():
         cover = given.coverage[timeline.rank]
         exposed = BusyTime(difference(cover.comm, cover.compute))
@@ -60,11 +61,11 @@ def of_gradients_after_backward(given: RuleInput) -> str | None:
         every += int(exposed.within(begin, end).sum())
         rows = _rows(timeline, windows, BusyTime(cover.compute), exposed, marked=given.per == "step")
         own += int(rows.exposed_ns[rows.of_gradients].sum())
-        calls = max(calls, int(rows.calls[rows.of_gradients].max(initial=0)))
-        small = max(small, int(rows.small[rows.of_gradients].max(initial=0)))
+        many = (rows.calls >= MANY_CALLS) & (rows.small > MOSTLY * rows.calls)
+        many_small |= bool(many[rows.of_gradients].any())
     if not every or own <= MOSTLY * every:
         return None
-    return AFTER_BACKWARD + FLATTEN * (calls >= MANY_CALLS and small > MOSTLY * calls)
+    return AFTER_BACKWARD + FLATTEN * many_small
 
 
 def _rows(timeline: RankTimeline, windows: Windows, compute: BusyTime, exposed: BusyTime, *, marked: bool) -> _Rows:

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.emptied_cache import empties_cache
-from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
+from overlapscope.advice.losses.host_time import LEAST_IDLE, UNEVEN, HostTime, RankLoss, host_time, in_the_mean
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
@@ -36,8 +36,6 @@ SERVING: Final = {
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
-UNEVEN: Final = 1.5
-"""A rank is named that collects garbage for so many times the mean of all."""
 ALONE, WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 """In names of ranges that fetch a batch: without, and with, workers of the loader."""
 BESIDE: Final = (
@@ -72,6 +70,8 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     found = host_time(given, "data_loading")
     own = found.by_window if given.run_has_device else _longer(found.by_window, _fetched_ns(given))
     lost = round(_slowest_ns(own))
+    few = in_the_mean(given, own, LEAST_LOADING) if lost < LEAST_LOADING * given.step_ns else None
+    lost = lost if few is None else few.ns
     if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
     names = [name for each in given.run.ranks.values() for name in each.names]
@@ -80,15 +80,16 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     usual = {rank: float(np.median(each)) for rank, each in own.items() if each.size}
     most = max(usual, key=usual.__getitem__)
     of = f" of rank {most}" if usual[most] >= UNEVEN * fmean(usual.values()) > 0 else ""
-    how = f"the device{of} waits {ms(lost)}" if given.run_has_device else f"{ms(lost)}"
+    of, how_long = (of, f"{ms(lost)} of a {ms(given.step_ns)} {given.per}") if few is None else (few.of, few.words)
+    how_long += "," * (few is not None)
+    how = f"the device{of} waits {how_long}" if given.run_has_device else how_long
     until = "while a batch is fetched"
     if not given.run_has_device:
         until = f"pass on the training thread{of} while it fetches a batch"
     return recommended(
         given,
         id="data_loading",
-        title=f"{'Load batches faster' if by_workers else 'Load data beside the step'}: {how} of a "
-        f"{ms(given.step_ns)} {given.per} {until}"
+        title=f"{'Load batches faster' if by_workers else 'Load data beside the step'}: {how} {until}"
         f"{', by the training process itself' if alone else ', though workers load them' if by_workers else ''}",
         at_most_ns=lost,
         bound_from="loss",
@@ -127,6 +128,14 @@ def _fetched_ns(given: RuleInput) -> dict[int, Ints]:
         starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
         found[rank] = fetches.within(starts, ends)
     return found
+
+
+def _lost(given: RuleInput, found: HostTime) -> RankLoss | None:
+    """Return idle time of a kind, and words for it, where it is worth it: in the mean of all ranks, else what the rank
+    that loses most loses; None for less."""
+    if found.ns and found.ns >= LEAST_IDLE * given.step_ns:
+        return RankLoss(ns=found.ns, words=f"{ms(found.ns)} of a {ms(given.step_ns)} {given.per}", of="")
+    return in_the_mean(given, found.by_window, LEAST_IDLE)
 
 
 def garbage_collection(given: RuleInput) -> Recommendation | None:
@@ -178,18 +187,19 @@ def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
 def blocking_calls(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where calls that wait for the device leave it without work."""
     found = host_time(given, "blocking_call", "poll")
-    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+    lost = _lost(given, found)
+    if lost is None:
         return None
     calls = [VERSIONED.sub("", each) for each in found.by_call]
     return recommended(
         given,
         id="blocking_calls",
-        title=f"Let the host run ahead: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} because "
+        title=f"Let the host run ahead: the device{lost.of} waits {lost.words} because "
         f"the host waits for it ({named_waits(calls, found.waits)})",
-        at_most_ns=found.ns,
+        at_most_ns=lost.ns,
         bound_from="loss",
         apply=instead_of(given.job, found.waits),
-        evidence={"blocking_ns": found.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
+        evidence={"blocking_ns": lost.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
         assumed=[f"{not_at_once(given.job)}; {bound(given)}"],
@@ -233,7 +243,8 @@ def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]]) -> dict[st
 def allocator_churn(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where device memory is allocated and freed inside steps."""
     found = host_time(given, "allocation")
-    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+    lost = _lost(given, found)
+    if lost is None:
         return None
     named = ", ".join(dict.fromkeys(VERSIONED.sub("", each) for each in list(found.by_call)[:MOST_NAMED]))
     emptied = empties_cache(given)
@@ -241,12 +252,11 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="allocator_churn",
-        title=f"Keep device memory allocated: {what} leave the device idle for {ms(found.ns)} of a "
-        f"{ms(given.step_ns)} {given.per}",
-        at_most_ns=found.ns,
+        title=f"Keep device memory allocated: {what} leave the device{lost.of} idle for {lost.words}",
+        at_most_ns=lost.ns,
         bound_from="loss",
         apply={"torch": KEEP_CACHE} if emptied else OTHERS_ALLOCATE,
-        evidence={"allocation_ns": found.ns, "calls": found.by_call, "empties_cache": emptied},
+        evidence={"allocation_ns": lost.ns, "calls": found.by_call, "empties_cache": emptied},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
         assumed=[f"that the memory suffices when freed memory is kept; {bound(given)}"],

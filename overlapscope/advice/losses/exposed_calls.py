@@ -8,10 +8,12 @@ import numpy as np
 from overlapscope.advice.calls.call_rates import ALIKE, MOST_ALIKE, OTHER_SIZES, exposed_of_calls_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of, window_of
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
+from overlapscope.analysis.graph.building.stream_waits import WAITS_FOR_EVENT
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import COMM, NONE, RUNTIME, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique, values_in
@@ -73,7 +75,8 @@ def backward_waits_ns(given: RuleInput) -> float:
     ran = beside = 0
     for timeline, windows in given.some_ranks():
         compute = BusyTime(given.coverage[timeline.rank].compute)
-        start, end, window = _of_gradients(timeline, windows)
+        rows, window = _of_gradients(timeline, windows)
+        start, end = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
         own_ns = compute.within(start, end)
         ran, beside = ran + int((end - start).sum()), beside + int(own_ns.sum())
         gains = []
@@ -86,8 +89,35 @@ def backward_waits_ns(given: RuleInput) -> float:
     return sum(found) / len(found) if ran and beside <= NOTHING * ran else 0.0
 
 
-def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints, Ints]:
-    """Return start, end and window of large reductions in backward whose like no forward makes, as that of tensor
+def hosts_make_wait(given: RuleInput) -> bool:
+    """Return whether hosts make a stream wait after nearly each of these reductions, before they launch what follows:
+    for the reduction, as a call does that is not asynchronous.
+
+    Without such waits something else keeps compute from running beside calls. DDP makes compute wait after the last
+    call of a step, and the stream of a call wait before its launch: neither is looked at.
+    """
+    made = every = 0
+    for timeline, windows in given.some_at_hand():
+        if timeline.host_is_lost or not any(map(WAITS_FOR_EVENT.search, timeline.names)):
+            continue
+        rows, window = _of_gradients(timeline, windows)
+        launch = timeline.collectives.launch_ns[rows]
+        launch = launch[(launch != NONE) & (np.append(window[1:], NONE) == window)]
+        spans = timeline.spans
+        launched = np.flatnonzero(spans.launch_ns != NONE)
+        launched = launched[np.argsort(spans.launch_ns[launched], kind="stable")]
+        following = np.append(launched, NONE)[np.searchsorted(spans.launch_ns[launched], launch, side="right")]
+        other = (following != NONE) & (spans.kind[following] != COMM)
+        host = select_host_spans(timeline.host, (RUNTIME,))
+        waits = np.sort(host.start_ns[rows_named(host.name, timeline.names, WAITS_FOR_EVENT.search)])
+        first = np.append(waits, LATEST)[np.searchsorted(waits, launch)]
+        made += int(np.count_nonzero(other & (first < spans.launch_ns[following])))
+        every += int(np.count_nonzero(other))
+    return every > 0 and made >= MOST_ALIKE * every
+
+
+def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints]:
+    """Return rows and windows of large reductions in backward whose like no forward makes, as that of tensor
     parallelism does, and which nothing is gathered between."""
     calls, names = timeline.collectives, timeline.names
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES))
@@ -103,8 +133,7 @@ def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints,
         # Whatever the group does until its last call of backward is a reduction of gradients.
         until_last = own[: last + 1]
         kept[until_last] = bool((reduces & backward)[until_last].all())
-    own = timed[kept]
-    return calls.start_ns[own], calls.end_ns[own], window[kept]
+    return timed[kept], window[kept]
 
 
 def one_bandwidth_gbs(given: RuleInput) -> float | None:

@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
-from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
+from overlapscope.advice.rule_input import RuleInput, Windows, lie_within, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import ANNOTATION, COMPUTE, NONE, OPERATION, Flags, HostSpans, Ints, make
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.05
@@ -42,8 +42,9 @@ def gradient_accumulation(given: RuleInput) -> Recommendation | None:
     advised = recommended(
         given,
         id="gradient_accumulation",
-        title=f"Accumulate fewer, larger micro-batches: {kernels} kernels that add gradients to those of earlier "
-        f"passes take {ms(mean)} of a {ms(given.step_ns)} {given.per} ({percent_text(mean / given.step_ns)})",
+        title="Accumulate fewer, larger micro-batches, or zero gradients with set_to_none=True: adding to stored "
+        f"gradients takes {ms(mean)} of a {ms(given.step_ns)} {given.per} ({percent_text(mean / given.step_ns)}; "
+        f"kernels: {kernels})",
         verdict="trial",
         at_most_ns=mean,
         apply={
@@ -52,43 +53,33 @@ def gradient_accumulation(given: RuleInput) -> Recommendation | None:
         },
         evidence={"accumulation_ns": round(mean), "kernels": kernels},
         measured=["the time of kernels that autograd's AccumulateGrad launched to add to a gradient"],
-        assumed=["that one pass is enough: the gain is an upper bound"],
+        assumed=["that one pass is enough, which then stores gradients and adds nothing: the gain is an upper bound"],
     )
-    return msgspec.structs.replace(advised, loss_ns=None)  # kernels that work are no loss beside that of other rules
+    # Its bound orders it, but hides no loss that is smaller: `largest_loss` names that beside it.
+    return msgspec.structs.replace(advised, loss_ns=None)
 
 
 def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     """Return for how long kernels that add to gradients ran, in ns a window, and their number."""
     spans = timeline.spans
     own = np.flatnonzero((spans.kind == COMPUTE) & rows_named(spans.host_op, timeline.names, ADDS.search))
-    own = own[launched_in(timeline, own, _ranges(timeline, ACCUMULATES))]
-    inside = time_of(windows)
-    within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
-    own = own[(within >= 0) & (spans.start_ns[own] < inside.ends[within])]
-    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
+    own = own[lie_within(_ranges(timeline, ACCUMULATES), spans.launch_ns[own])]
+    own = own[window_of(windows, spans.start_ns[own]) != NONE]
+    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
     return length(times) / len(windows), own.size / len(windows)
 
 
 def outside_model(timeline: RankTimeline, spans: Ints) -> Flags:
     """Return which of these spans (rows) were launched where gradients are stored, sent, scaled or clipped: in such
     ranges, and between the last node of autograd and the optimizer that follows it."""
-    nodes, updates = _ranges(timeline, NODE), _ranges(timeline, OPTIMIZER)
+    nodes, updates = _ranges(timeline, NODE), _ranges(timeline, OPTIMIZER_MARK)
     between = EMPTY
     if nodes.ends.size:
         last = np.searchsorted(nodes.ends, updates.starts, side="right") - 1
         follows = last >= 0
         between = union((nodes.ends[last[follows]], updates.starts[follows]))
-    return launched_in(timeline, spans, _ranges(timeline, OUTSIDE_MODEL)) | launched_in(timeline, spans, between)
-
-
-def launched_in(timeline: RankTimeline, spans: Ints, times: Intervals) -> Flags:
-    """Return which of these spans (rows) have a launch in one of these times."""
     launch_ns = timeline.spans.launch_ns[spans]
-    at = np.searchsorted(times.starts, launch_ns, side="right") - 1
-    if not times.starts.size:
-        return np.zeros(spans.size, np.bool_)
-    found: Flags = (launch_ns != NONE) & (at >= 0) & (launch_ns < times.ends[np.maximum(at, 0)])
-    return found
+    return lie_within(_ranges(timeline, OUTSIDE_MODEL), launch_ns) | lie_within(between, launch_ns)
 
 
 def _ranges(timeline: RankTimeline, pattern: re.Pattern[str]) -> Intervals:

@@ -15,7 +15,9 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     cost_ns, ranks, costliest = evidence["cost_ns"], evidence["ranks"], evidence["pauses"][0]
     one = len(ranks) == 1
     whom = f"the host{'' if one else 's'} of {rank_list(ranks)}{', now one, now another' * evidence['in_turn']}"
-    place = f", after {short(costliest['before'])}" if evidence["one_place"] else ""
+    place = (
+        f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
+    )
     inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
     usual = f"{'it pauses' if one else 'they pause'} for {ms(evidence['paused_ns'])}"
     whose = "its" if one else "a"
@@ -25,7 +27,8 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="host_pauses",
-        title=f"Find what stops {whom}: {usual}{place}{inside}, and {whose} device idles for {idles}",
+        title=f"Find what stops {whom}: {usual}{place}{inside}, and {whose} device idles for {idles}"
+        f"{', perhaps as the profiler starts' * evidence['at_begin']}",
         verdict="look",
         loss_ns=cost_ns if alone is None else cost_ns * steps,
         per="step" if alone is None else "recording",

@@ -3,12 +3,13 @@ words for what a host does in most of it, where no rule of its own says that."""
 
 from collections import defaultdict
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows
+from overlapscope.advice.rule_input import RuleInput, Windows, ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
@@ -26,6 +27,8 @@ because some of it is caused by the profiler, and how much is not known."""
 MOSTLY: Final = 0.5
 """Least share of the idle time that one kind of loss has to be named, of it that a range covers, and of the longest
 loss of a step that another step has to be named beside it."""
+UNEVEN: Final = 1.5
+"""A rank is named that loses so many times the mean of all."""
 DOES: Final[Mapping[LossKind, str]] = {
     "data_loading": "fetches a batch",
     "garbage_collection": "collects garbage",
@@ -51,6 +54,40 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """Calls, each with the operation that made it, None without one, the longest first."""
     shown_by: ShownBy | None
     """The longest pause, of kinds and calls that few long steps are not the only ones to have."""
+
+
+class RankLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank that loses most loses by its host, where the loss of the median step of all says less."""
+
+    ns: int
+    """A step, in the mean over all steps."""
+    words: str
+    """How long in how many steps, and how long in the mean."""
+    of: str
+    """" of rank N", where others lose far less; else empty."""
+
+
+def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -> RankLoss | None:
+    """Return what the rank that loses most loses in the mean of its steps, in each step another one where all lose
+    about as much, if that is the share `least` of a step, and not all in the first one, where much begins that later
+    steps lack; None also where no ranks wait for it."""
+    lost = {rank: own for rank, own in by_window.items() if own.size}
+    if given.per != "step" or not lost or (len(lost) > 1 and not given.figures.comm_ns):
+        return None
+    means = {rank: float(own.mean()) for rank, own in lost.items()}
+    most = max(means, key=means.__getitem__)
+    uneven, alike = means[most] >= UNEVEN * fmean(means.values()), len({own.size for own in lost.values()}) == 1
+    own = lost[most] if uneven or not alike else np.max([*lost.values()], axis=0)
+    mean_ns = float(own.mean())
+    there = own >= MOSTLY * own.max()
+    if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and not there[1:].any()):
+        return None
+    steps = f" in {there.sum()} of {own.size} steps" if not there.all() else " in each step"
+    return RankLoss(
+        ns=round(mean_ns),
+        words=f"{ms(float(own[there].mean()))}{steps}, {ms(mean_ns)} a step in the mean",
+        of=f" of rank {most}" if uneven else "",
+    )
 
 
 def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:

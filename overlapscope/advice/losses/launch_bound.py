@@ -40,17 +40,16 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     idle = idle if idle >= LEAST_IDLE * given.step_ns else 0
     if not late and not idle:
         return None
-    damaged = given.damaged_hosts
     rate, slow, long = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause", "long_pause"))
     pausing, slowly = idle > 0 and long > MOSTLY * found.ns, slow + long > MOSTLY * found.ns
     one = None if in_bursts else _one_rank(given, found)
     capture = not in_bursts and not _replays_graphs(given)
-    parts = [_idle_words(idle, one, "its host" if pausing else "launches")] if idle else []
+    how = "one after the other"
     if pausing:
-        parts[0] += f", {'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
-    elif idle:
-        apart = f"{'most' if one else ms(slow + long)} of it between calls 0.2 ms or more apart"
-        parts[0] += f", {apart if slowly else 'one after the other'}"
+        how = f"{'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
+    elif slowly:
+        how = f"{'most' if one else ms(slow + long)} of it between calls 0.2 ms or more apart"
+    parts = [f"{_idle_words(idle, one, 'its host' if pausing else 'launches')}, {how}"] if idle else []
     parts += [f"collectives launched late cost {ms(late)}"] if late else []
     return recommended(
         given,
@@ -70,17 +69,19 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
         },
         shown_by=found.shown_by,
         measured=["launches after the data was ready, and idle time that ended with a launch which nothing held back"],
-        assumed=[
-            bound(given),
-            *(
-                ["that no unrecorded rank was later still: not all were recorded"]
-                if given.figures.comm_ns and not given.is_whole
-                else []
-            ),
-            *([f"that {rank_list(damaged)}, whose record of the host is damaged, lost as much"] if damaged else []),
-            *(["how much of it is caused by the profiler, which slows the host"] if _profiled(given) else []),
-        ],
+        assumed=_assumed(given),
     )
+
+
+def _assumed(given: RuleInput) -> list[str]:
+    damaged, found = given.damaged_hosts, [bound(given)]
+    if given.figures.comm_ns and not given.is_whole:
+        found.append("that no unrecorded rank was later still: not all were recorded")
+    if damaged:
+        found.append(f"that {rank_list(damaged)}, whose record of the host is damaged, lost as much")
+    if _profiled(given):
+        found.append("how much of it is caused by the profiler, which slows the host")
+    return found
 
 
 def _one_rank(given: RuleInput, found: HostTime) -> tuple[int, float] | None:

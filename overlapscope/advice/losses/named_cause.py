@@ -1,7 +1,7 @@
 """Which cause of exposed communication is named, with the next one, and what else may be behind it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
 )
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.job_step.headline import few_communicate
+from overlapscope.analysis.job_step.headline import few_communicate, left_out
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import percent_text
@@ -29,6 +29,8 @@ LITTLE: Final = 0.1
 """Where at most this share of a step is exposed communication, compute decides how long it takes."""
 SECOND: Final = 0.5
 """From this share of the largest cause on the next one is named, too. A choice: less is another question."""
+OFTEN: Final = 0.5
+"""Share of steps with pauses from which on the median of all may hold some."""
 
 
 class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,13 +122,24 @@ def _beside(analysis: Analysis, cause: str) -> str:
     still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
     if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
-    pausing = next((each.evidence["ranks"] for each in analysis.findings if each.id == "host_pauses"), ())
-    if pausing and cause in ("unknown", "peer_host", OF_LATE_RANKS):
+    pausing = _pausing(analysis)
+    if pausing and cause in ("unknown", "peer_host", "pipeline", OF_LATE_RANKS):
         one = len(pausing) == 1
         return f" (some of it perhaps as the host{'' if one else 's'} of {rank_list(pausing)} pause{'s' * one})"
     if cause == "slow_transfer" and lack_cores(analysis.findings):
         return " (perhaps as threads that transfer lack cores, too)"
     return _for_cores(analysis)
+
+
+def _pausing(analysis: Analysis) -> Sequence[int]:
+    """Return the ranks whose hosts pause in half of the steps that the loss is of, or more: no median holds fewer."""
+    evidence = next((each.evidence for each in analysis.findings if each.id == "host_pauses"), None)
+    if evidence is None:
+        return ()
+    long = left_out(analysis.headline)
+    usual = [step for step in evidence["steps"] if step not in long]
+    paused = usual and len(usual) >= OFTEN * (evidence["of_steps"] - len(long))
+    return evidence["ranks"] if paused else ()
 
 
 def _mostly_compute(given: RuleInput, exposed: int) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.losses.gradient_accumulation import outside_model
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import (
@@ -21,7 +21,7 @@ from overlapscope.analysis.per_rank.kernel_families import (
 from overlapscope.analysis.per_rank.kernels import KernelTotals
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
-from overlapscope.timeline.columns import COMPUTE
+from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
@@ -54,8 +54,8 @@ def unfused_elementwise(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="unfused_elementwise",
-        title=f"Try torch.compile: {kernels} elementwise kernels take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
-        f"({percent_text(mean / given.step_ns)}), and each reads and writes its tensors anew",
+        title=f"Try torch.compile: elementwise kernels take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
+        f"({percent_text(mean / given.step_ns)}; kernels: {kernels}), and each reads and writes its tensors anew",
         verdict="trial",
         apply={"torch": "model = torch.compile(model)  # before it is wrapped"},
         evidence={"elementwise_ns": round(mean), "kernels": kernels},
@@ -69,12 +69,10 @@ def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     spans = timeline.spans
     computes = np.flatnonzero(spans.kind == COMPUTE)
     own = computes[rows_named(spans.name[computes], timeline.names, lambda name: family_of(name) == ELEMENTWISE)]
-    inside = time_of(windows)
-    within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
-    own = own[(within >= 0) & (spans.start_ns[own] < inside.ends[within])]
+    own = own[window_of(windows, spans.start_ns[own]) != NONE]
     # Compiling the model changes none of what stores, sends and clips gradients, and of the optimizer.
     own = own[~in_optimizer(timeline, own) & ~outside_model(timeline, own)]
-    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
+    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
     return length(times) / len(windows), own.size / len(windows)
 
 

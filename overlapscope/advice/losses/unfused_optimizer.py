@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import FUSABLE, FUSED
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import ELEMENTWISE, family_of
@@ -81,52 +81,61 @@ def unfused_optimizer(given: RuleInput) -> Recommendation | None:
     return (_of_loop if mean.loops else _of_many)(given, optimizer, mean, f"fused=True{captured}")
 
 
-def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
-    kernels, took = round(taken.kernels), taken.busy_ns
-    needs_ns = min(max(_needs_ns(given, optimizer), taken.longest_ns), took)
-    found = recommended(
+def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation | None:
+    took = taken.busy_ns
+    found = _trial(
+        given,
+        optimizer,
+        taken,
+        title=f"{round(taken.kernels)} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
+        f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
+        took=took,
+        needs_ns=min(max(_needs_ns(given, optimizer), taken.longest_ns), took),
+        code=f"{fused})",
+    )
+    # Its bound orders it, but hides no loss that is smaller: `largest_loss` names that beside it.
+    return None if found is None else msgspec.structs.replace(found, loss_ns=None)
+
+
+def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation | None:
+    took = taken.busy_ns + taken.idle_ns
+    return _trial(
+        given,
+        optimizer,
+        taken,
+        title=f"{optimizer} updates one parameter after the other, in {round(taken.kernels)} kernels; with "
+        f"{ms(taken.idle_ns)} in which the device is idle between them they take {ms(took)} of a {ms(given.step_ns)} "
+        f"{given.per} ({percent_text(took / given.step_ns)})",
+        took=took,
+        needs_ns=min(_needs_ns(given, optimizer), taken.busy_ns),
+        code=f"{fused})  # or foreach=True: fewer kernels, too",
+    )
+
+
+def _trial(
+    given: RuleInput, optimizer: str, taken: _Taken, *, title: str, took: float, needs_ns: float, code: str
+) -> Recommendation | None:
+    """Return the trial of a fused optimizer, which takes `needs_ns` at least; None where it gains too little."""
+    at_most_ns = taken.busy_ns + taken.idle_ns - needs_ns
+    if not given.is_worth(at_most_ns):
+        return None
+    return recommended(
         given,
         id="unfused_optimizer",
-        title=f"Try fused=True: {kernels} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
-        f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
+        title=f"Try fused=True: {title}",
         verdict="trial",
-        at_most_ns=took + taken.idle_ns - needs_ns,
-        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {fused})"},
+        at_most_ns=at_most_ns,
+        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {code}"},
         evidence={
             "optimizer": optimizer,
             "optimizer_ns": round(took),
-            "kernels": kernels,
+            "kernels": round(taken.kernels),
             "idle_ns": round(taken.idle_ns),
             "needs_ns": round(needs_ns),
         },
         measured=["the time of kernels launched in the optimizer's step, and idle time between them"]
         if not taken.by_name
         else ["the time of kernels of foreach optimizers, by their names: their launches are not recorded one by one"],
-        assumed=[AT_LEAST],
-    )
-    return msgspec.structs.replace(found, loss_ns=None)  # kernels that work are no loss beside that of other rules
-
-
-def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation:
-    kernels, took = round(taken.kernels), taken.busy_ns + taken.idle_ns
-    needs_ns = min(_needs_ns(given, optimizer), taken.busy_ns)
-    return recommended(
-        given,
-        id="unfused_optimizer",
-        title=f"Try fused=True: {optimizer} updates one parameter after the other, in {kernels} kernels; with "
-        f"{ms(taken.idle_ns)} in which the device is idle between them they take {ms(took)} of a {ms(given.step_ns)} "
-        f"{given.per} ({percent_text(took / given.step_ns)})",
-        verdict="trial",
-        at_most_ns=took - needs_ns,
-        apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {fused})  # or foreach=True: fewer kernels, too"},
-        evidence={
-            "optimizer": optimizer,
-            "optimizer_ns": round(took),
-            "kernels": kernels,
-            "idle_ns": round(taken.idle_ns),
-            "needs_ns": round(needs_ns),
-        },
-        measured=["the time of kernels launched in the optimizer's step, and idle time between them"],
         assumed=[AT_LEAST],
     )
 
@@ -161,19 +170,18 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
     alone = _without_own_launch(timeline, computes)
     updates = alone & many & ~rows_named(spans.name[computes], timeline.names, NOT_AN_UPDATE.search)
     own = computes[updates | (in_optimizer(timeline, computes) & ~alone)]
-    inside = time_of(windows)
-    within = np.searchsorted(inside.starts, spans.start_ns[own], side="right") - 1
-    counted = (within >= 0) & (spans.start_ns[own] < inside.ends[within])
+    window = window_of(windows, spans.start_ns[own])
+    counted = window != NONE
     at_once = bool((many & np.isin(computes, own)).any())
     loops = not at_once and _loops(timeline, own[counted], len(windows))
     if not at_once and not loops:
         return _Taken()
-    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), inside)
+    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
     return _Taken(
         busy_ns=length(times) / len(windows),
         idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
         kernels=np.count_nonzero(counted) / len(windows),
-        longest_ns=_longest_ns(timeline, own[counted], within[counted]),
+        longest_ns=_longest_ns(timeline, own[counted], window[counted]),
         by_name=bool(np.isin(own[counted], computes[updates]).any()),
         loops=loops,
     )

@@ -24,7 +24,9 @@ AT_ONE_PLACE: Final = 0.75
 """Pauses are at one place if this share of them is between the same operations. A choice."""
 FEW_A_STEP: Final = 3
 """At many places a host pauses at most so often in a step, in the median of those with a pause. A choice: one that
-loses its core stops again and again, wherever it is."""
+loses its core stops again and again, wherever it is. That is said only where it is one rank's ..."""
+OF_ONE_RANK: Final = 0.9
+"""... with this share of all pauses, so that its peers hardly pause."""
 FEWEST_STEPS, IN_ONE_STEP = 3, 0.75
 """Of so many steps or more, one that holds this share of the cost is named with it: a mean over all is in none of them.
 A choice."""
@@ -33,6 +35,9 @@ MOST_LISTED: Final = 16
 MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
+ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
+BEGIN: Final = "the begin"
+"""What is before a pause where a recording has no operation yet."""
 
 
 class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,30 +66,29 @@ def host_pauses(
     said: Sequence[Finding],
 ) -> list[Finding]:
     """Return at most one finding, of all pauses; none where hosts share cores, by what was `said`: that is why then."""
-    found = [each for rank, own in known.items() for each in _pauses(run, rank, own, splits)]
-    if not found or not step_ns or lack_cores(said):
+    every = [each for rank, own in known.items() for each in _pauses(run, rank, own, splits)]
+    if not every or not step_ns or lack_cores(said):
         return []
     steps = max(own.steps for own in known.values())
+    found, anywhere = _of_one_rank(every, len(known))
     costs = _costs_ns(found)
     cost_ns = sum(costs.values()) / steps
     alone = max(costs, key=costs.__getitem__) if steps >= FEWEST_STEPS else None
     alone = alone if alone is not None and costs[alone] >= IN_ONE_STEP * sum(costs.values()) else None
-    (between, times), *_ = Counter((each.before, each.after) for each in found).most_common(1)
-    one_place = times >= AT_ONE_PLACE * len(found)
-    in_a_step = float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
-    if cost_ns < WORTH * step_ns or not (one_place or in_a_step <= FEW_A_STEP):
+    between, one_place = _place(found)
+    if cost_ns < WORTH * step_ns or not (anywhere or one_place or _times_a_step(found) <= FEW_A_STEP):
         return []
     longest = max(found, key=lambda each: each.paused_ns)
     ranks, paused_steps = (sorted({getattr(each, of) for each in found}) for of in ("rank", "step"))
     inside = _inside(run, known[longest.rank], longest) if one_place else None
-    who = "the host" if len(ranks) == 1 else "hosts"
     return [
         Finding(
             id="host_pauses",
             severity="warning",
-            title=f"{who} paused for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
+            title=f"{_who(found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
-            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: {WHY}",
+            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: "
+            f"{_why(found, len(known), anywhere=anywhere)}",
             evidence={
                 "ranks": ranks,
                 "steps": paused_steps,
@@ -96,6 +100,8 @@ def host_pauses(
                 "alone_in_step": alone,
                 "alone_cost_ns": None if alone is None else costs[alone],
                 "one_place": one_place,
+                "anywhere": anywhere,
+                "at_begin": all(each.before == BEGIN for each in found),
                 "in_turn": len(ranks) > 1 and len({(each.rank, each.step) for each in found}) == len(paused_steps),
                 "inside": inside,
                 "pauses": [
@@ -106,6 +112,35 @@ def host_pauses(
             known_from="trace",
         )
     ]  # fmt: skip
+
+
+def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[CostlyPause], bool]:
+    """Return the pauses to name, and whether they are many at many places, of one rank alone of several."""
+    ((rank, times),) = Counter(each.rank for each in found).most_common(1)
+    own = [each for each in found if each.rank == rank]
+    anywhere = not _place(own)[1] and _times_a_step(own) > FEW_A_STEP
+    return (own, True) if anywhere and ranks > 1 and times >= OF_ONE_RANK * len(found) else (found, False)
+
+
+def _place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
+    """Return between which operations most pauses are, and whether that is nearly all of them."""
+    ((between, times),) = Counter((each.before, each.after) for each in found).most_common(1)
+    return between, times >= AT_ONE_PLACE * len(found)
+
+
+def _times_a_step(found: Sequence[CostlyPause]) -> float:
+    return float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
+
+
+def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool) -> str:
+    """Return what may be behind the pauses."""
+    if anywhere:
+        peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
+        return f"{peers} hardly pause{'s' * (ranks == 2)}, so {ANYWHERE}"
+    begun = sum(each.before == BEGIN for each in found)
+    if not begun:
+        return WHY
+    return f"the start of the profiler, {WHY}" if begun == len(found) else f"{WHY}, or the profiler at its start"
 
 
 def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Iterator[CostlyPause]:
@@ -162,6 +197,13 @@ def _inside(run: Run, own: LongPauses, longest: CostlyPause) -> str | None:
 def _from_to(times_ns: Sequence[int]) -> str:
     least, most = (f"{ns / 1e6:.1f}" for ns in (min(times_ns), max(times_ns)))
     return f"{most} ms" if least == most else f"{least} to {most} ms"
+
+
+def _who(found: Sequence[CostlyPause], steps: int, *, anywhere: bool) -> str:
+    """Return which hosts paused, and for how long; how often where one does at many places."""
+    who = "the host" if len({each.rank for each in found}) == 1 else "hosts"
+    times = f"{len(found)} times, " if anywhere else ""
+    return f"{who} paused {times}for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
 
 
 def _whose(found: Sequence[CostlyPause], of: int) -> str:

@@ -22,35 +22,39 @@ class _Lost(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
     first_ns: int
     """The rank's first launch."""
+    others: int
+    """Such launches in other stretches."""
     steps: list[int]
-    """The steps in which these launches lie."""
+    """The steps in which launches of any stretch lie."""
 
 
 def launch_gaps(run: Run) -> list[Finding]:
     """Return a finding for each rank of which many launches in a row have no kernel, while others have one."""
-    found = {rank: _longest(timeline) for rank, timeline in run.ranks.items()}
+    found = {rank: _lost(timeline) for rank, timeline in run.ranks.items()}
     return [_finding(rank, each, run.ranks[rank].basis) for rank, each in found.items() if each is not None]
 
 
 def _finding(rank: int, lost: _Lost, basis: str) -> Finding:
     begin, end = ((each - lost.first_ns) / MILLISECOND_NS for each in (lost.start_ns, lost.end_ns))
     one = len(lost.steps) == 1
+    more = f", nor have {lost.others} more in other stretches" if lost.others else ""
     left_out = f"; step{'' if one else 's'} {list_some(lost.steps)} {'is' if one else 'are'} left out"
     return Finding(
         id=f"lost_kernels:rank{rank}",
         severity="warning",
         title=f"rank {rank}: {lost.launches} launches in a row of {lost.of}, from {begin:.1f} to "
-        f"{end:.1f} ms after the first, have no kernel recorded{left_out if lost.steps else ''}",
+        f"{end:.1f} ms after the first, have no kernel recorded{more}{left_out if lost.steps else ''}",
         evidence={
             "rank": rank, "launches": lost.launches, "of": lost.of, "since_ns": lost.start_ns, "until_ns": lost.end_ns,
-            "steps": lost.steps,
+            "other_launches": lost.others, "steps": lost.steps,
         },
         known_from=basis,
     )  # fmt: skip
 
 
-def _longest(timeline: RankTimeline) -> _Lost | None:
-    """Return the longest stretch of such launches; None where the build marked no step, and saw none lost at the end.
+def _lost(timeline: RankTimeline) -> _Lost | None:
+    """Return the longest stretch of such launches, with the steps of all; None where the build marked no step, and saw
+    none lost at the end.
 
     At the end of a recording, launches may wait for their turn on the device: only more than a step of them is lost.
     """
@@ -64,15 +68,20 @@ def _longest(timeline: RankTimeline) -> _Lost | None:
     launch_ns = host.start_ns[rows]
     found = lost_stretches(np.isin(host.correlation[rows], timeline.spans.correlation))
     usual_ns = float(np.median(steps.end_ns - steps.start_ns)) if steps.start_ns.size else np.inf
-    for first, last in sorted(found, key=lambda each: each[0] - each[1]):
-        start, end = int(launch_ns[first]), int(launch_ns[last - 1])
-        if last < rows.size or end - start >= usual_ns:
-            within = (steps.start_ns <= end) & (start < steps.end_ns)
-            return _Lost(
-                launches=last - first, of=rows.size, start_ns=start, end_ns=end, first_ns=int(launch_ns[0]),
-                steps=values_in(steps.step[within]).tolist(),
-            )  # fmt: skip
-    return None
+    found = [
+        (first, last) for first, last in found if last < rows.size or launch_ns[last - 1] - launch_ns[first] >= usual_ns
+    ]
+    if not found:
+        return None
+    within = steps.cut.copy()
+    for first, last in found:
+        within |= (steps.start_ns <= launch_ns[last - 1]) & (launch_ns[first] < steps.end_ns)
+    first, last = max(found, key=lambda each: each[1] - each[0])
+    return _Lost(
+        launches=last - first, of=rows.size, start_ns=int(launch_ns[first]), end_ns=int(launch_ns[last - 1]),
+        first_ns=int(launch_ns[0]), others=sum(end - begin for begin, end in found) - (last - first),
+        steps=values_in(steps.step[within]).tolist(),
+    )  # fmt: skip
 
 
 def launched_before(timeline: RankTimeline) -> bool:

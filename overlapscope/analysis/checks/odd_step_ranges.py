@@ -1,26 +1,37 @@
-"""Say which range an outlier step has that the other steps of its rank lack: a checkpoint, an evaluation."""
+"""Say why a step is an outlier: the range that it has and the other steps of its rank lack, as a checkpoint or an
+evaluation, or else the range in which the host was while the rank idled."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.checks.outlier_steps import FIGURES
 from overlapscope.analysis.common.findings import Finding, format_ms
-from overlapscope.analysis.common.user_ranges import range_of_step
+from overlapscope.analysis.common.user_ranges import range_of_pause, range_of_step
 from overlapscope.analysis.common.wording import short
-from overlapscope.timeline.run import Run
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.intervals import Intervals, difference, union
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline, Run
 
 EXPLAINS: Final = 0.5
-"""A range is named where it lasts for at least this share of what the step takes, or idles, more than the others."""
+"""A range is named where it, or the idle time in it, lasts for at least this share of what the step takes, or idles,
+more than the others."""
+Windows = Mapping[int, Sequence[StepWindow]]
 
 
-def with_ranges(findings: Iterable[Finding], run: Run) -> list[Finding]:
+def with_ranges(
+    findings: Iterable[Finding], run: Run, coverage: Mapping[int, Coverage], windows: Windows
+) -> list[Finding]:
     """Return the findings, with the range that explains an outlier step."""
-    return [_with_range(each, run) for each in findings]
+    return [_with_range(each, run, coverage, windows) for each in findings]
 
 
-def _with_range(found: Finding, run: Run) -> Finding:
+def _with_range(found: Finding, run: Run, coverage: Mapping[int, Coverage], windows: Windows) -> Finding:
     figure = next((name for name, _, _ in FIGURES if found.id.startswith(f"odd_step:{name}:")), None)
     if figure in (None, "comm_ns") or found.id.endswith(":others"):
         return found
@@ -28,8 +39,60 @@ def _with_range(found: Finding, run: Run) -> Finding:
     own = range_of_step(run.ranks[rank], step)
     more_ns = found.evidence[figure] - found.evidence["median_of_others_ns"]
     if own is None or own[1] < EXPLAINS * more_ns:
-        return found
+        known = rank in coverage and (figure == "idle_ns" or found.evidence.get("mostly") == "idles")
+        return _while_idle(found, run.ranks[rank], coverage[rank], windows[rank], more_ns) if known else found
     return replace(
         found, title=f"{found.title}; it alone of the rank's steps has the range {short(own[0])} ({format_ms(own[1])})",
         evidence=found.evidence | {"range": own[0], "range_ns": own[1]},
     )  # fmt: skip
+
+
+def _while_idle(
+    found: Finding, timeline: RankTimeline, coverage: Coverage, windows: Sequence[StepWindow], more_ns: float
+) -> Finding:
+    """Return the finding with the range in which the host was in the step's longest idle time, and between which steps
+    that is: at the end of a window the host may be in the next step."""
+    step = found.evidence["step"]
+    own = [each.window for each in windows if each.step == step and each.window is not None]
+    if len(own) != 1:  # several recordings use the number
+        return found
+    start, end = _longest_idle(coverage, own[0])
+    name = _range_of(timeline, start, end)
+    if name is None or end - start < EXPLAINS * more_ns:
+        return found
+    before, after = _steps_around(timeline, start, end)
+    apart = NONE not in (before, after) and before != after
+    between = f", between the last work of step {before} and the first of step {after}" if apart else ""
+    return replace(
+        found,
+        title=f"{found.title}, {format_ms(end - start)} of it at once while the host was in {short(name)}{between}",
+        evidence=found.evidence | {"idle_range": name, "idle_range_ns": end - start, "between_steps": apart},
+    )
+
+
+def _steps_around(timeline: RankTimeline, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the steps that launched the last span before an idle time, and the first one after it; NONE for none."""
+    spans = timeline.spans
+    before, after = np.flatnonzero(spans.end_ns <= start_ns), np.flatnonzero(spans.start_ns >= end_ns)
+    if not before.size or not after.size:
+        return NONE, NONE
+    last, first = before[np.argmax(spans.end_ns[before])], after[np.argmin(spans.start_ns[after])]
+    return int(spans.step[last]), int(spans.step[first])
+
+
+def _longest_idle(coverage: Coverage, window: tuple[int, int]) -> tuple[int, int]:
+    """Return the longest time in a window without any work; (0, 0) for none."""
+    whole = Intervals(np.array([window[0]]), np.array([window[1]]))
+    idle = difference(whole, union(coverage.comm, coverage.compute, coverage.copy))
+    if not idle.starts.size:
+        return 0, 0
+    longest = int(np.argmax(idle.ends - idle.starts))
+    return int(idle.starts[longest]), int(idle.ends[longest])
+
+
+def _range_of(timeline: RankTimeline, start_ns: int, end_ns: int) -> str | None:
+    """Return the range on a thread of the steps' marks that covers most of a time; None for none."""
+    notes, steps = timeline.annotations, timeline.steps
+    lanes = unique(notes.lane[np.isin(notes.start_ns, steps.start_ns)]).tolist()
+    names = (range_of_pause(timeline, lane, start_ns, end_ns) for lane in lanes)
+    return next((name for name in names if name is not None), None)

@@ -24,6 +24,7 @@ SAME: Final = 0.8
 """Least share of compute in kernels that each step has equally often, and of these in kernels that rise, too: what a
 batch or a context makes longer are some kinds of kernels, and the others are not."""
 OF_RISE: Final = 0.5
+"""A kernel rises by at least this share of the rise of all, and the compute of a rank by this share of `RISE`."""
 MOST_RANKS: Final = 8
 """Whose kernels are read."""
 
@@ -42,7 +43,8 @@ def rising_kernels(run: Run, computed_ns: Mapping[int, Mapping[int, int]]) -> li
     each_ns = np.mean([times.sum(axis=0) for times in found if times is not None], axis=0)
     first, last = float(each_ns[0]), float(each_ns[-1])
     sized = all((run.ranks[rank].spans.blocks != NONE).any() for rank in read)
-    ranks = f"all {len(computed_ns)} ranks alike" if len(computed_ns) > 1 else f"rank {read[0]}"
+    every = f"all {len(read)} ranks" + (f" read of {len(computed_ns)}" if len(read) < len(computed_ns) else "")
+    ranks = f"{every} alike" if len(computed_ns) > 1 else f"rank {read[0]}"
     return [
         Finding(
             id="rising_kernels",
@@ -79,7 +81,7 @@ def _rises(times: Floats) -> bool:
     """Return whether a rank's kernels take longer from step to step, slowly, and nearly all of them do."""
     every = times.sum(axis=0)
     rise, steps = every[-1] - every[0], np.diff(every)
-    if rise < RISE * every[0] or steps.min() < -FALLS * rise or steps.max() > AT_ONCE * rise:
+    if not every[0] or rise < RISE * every[0] or steps.min() < -FALLS * rise or steps.max() > AT_ONCE * rise:
         return False
     own = times[:, -1] >= (1 + OF_RISE * rise / every[0]) * times[:, 0]
     return bool(times[own].sum() >= SAME * times.sum())

@@ -5,9 +5,8 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
-from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
 from overlapscope.timeline.columns import Ints, size
-from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.optimizer_marks import optimizer_marks
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST: Final = 3
@@ -43,9 +42,7 @@ def unmarked_steps(run: Run) -> list[Finding]:
 
 def _begins(timeline: RankTimeline) -> Ints:
     """Return when a rank's optimizers began on the host, ascending."""
-    notes = timeline.annotations
-    rows = np.flatnonzero(rows_named(notes.name, timeline.names, OPTIMIZER.match))
-    return np.sort(notes.start_ns[rows])
+    return timeline.annotations.start_ns[optimizer_marks(timeline)]
 
 
 def _is_even(begun: Ints) -> bool:

@@ -49,7 +49,8 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     ranks: int
     """Recorded ranks behind the figures."""
     devices: int | None
-    """Ranks of the job, one device each; where the size of the job is not known, the recorded ones."""
+    """Ranks of the job, one device each; where the size of the job is not known, the fewest that recorded ranks and
+    members of groups allow."""
     on_device: bool
     """False for CPU runs, which spend no GPU-hours."""
     device: str | None
@@ -118,8 +119,10 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
     for step in steps:
         for rank, (at, _) in step.items():
             windows.setdefault(rank, []).append(at)
-    devices = run.world_size or len(run.ranks) or None
+    devices = run.world_size or _fewest_ranks(run) or None
     reasons: dict[str, str] = {}
+    if not run.world_size and (devices or 0) > len(run.ranks):
+        reasons["devices"] = "at least so many: the number of ranks is not recorded, but members of groups are"
     time_ns = max(map(_time_of, windows.values()), default=None)
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
     if elapsed:
@@ -229,6 +232,12 @@ def _time_of(windows: Sequence[StepWindow]) -> int:
     return length(union((times[:, 0], times[:, 1])))
 
 
+def _fewest_ranks(run: Run) -> int:
+    """Return how many ranks the job has at least: numbers up to the largest of a recorded rank or a group's member."""
+    members = [max(group.ranks) + 1 for group in run.groups if group.ranks]
+    return max([*members, *(group.size or 0 for group in run.groups), max(run.ranks, default=-1) + 1])
+
+
 def _amount(name: str, run: Run, windows: Mapping[int, Sequence[StepWindow]], reasons: dict[str, str]) -> Amount | None:
     """Return what a step of the whole job processes: the sum over ranks, mean over steps."""
     totals = _recorded(name, run, windows, reasons)
@@ -237,7 +246,7 @@ def _amount(name: str, run: Run, windows: Mapping[int, Sequence[StepWindow]], re
         return Amount(per_step=logged.pop(), known_from="log") if len(logged) == 1 else None
     steps = len(next(iter(windows.values())))
     of_recorded = sum(totals.values()) / steps
-    world = run.world_size or len(totals)
+    world = run.world_size or max(_fewest_ranks(run), len(totals))
     if world == len(totals):
         return Amount(per_step=of_recorded, known_from="recorded")
     if max(totals.values()) > ALIKE * min(totals.values()):
@@ -255,9 +264,10 @@ def _flops_per_device(run: Run, windows: Mapping[int, Sequence[StepWindow]], rea
         logged = set(_logged(run.facts, "tflop_per_gpu"))
         return Amount(per_step=logged.pop() * TFLOP, known_from="log") if len(logged) == 1 else None
     steps = len(next(iter(windows.values())))
-    some = len(totals) < (run.world_size or len(totals))
+    world = run.world_size or max(_fewest_ranks(run), len(totals))
+    some = len(totals) < world
     if some and max(totals.values()) > ALIKE * min(totals.values()):
-        reasons[name] = f"{len(totals)} of {run.world_size} ranks have complete steps, and differ in FLOPs"
+        reasons[name] = f"{len(totals)} of {world} ranks have complete steps, and differ in FLOPs"
         return None
     return Amount(per_step=sum(totals.values()) / steps / len(totals), known_from="recorded", extrapolated=some)
 

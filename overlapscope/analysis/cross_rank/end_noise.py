@@ -17,28 +17,47 @@ LEAST_NS: Final = 1_000.0
 """... with times in whole microseconds, as many profilers write, differences below this show nothing ..."""
 FEWEST: Final = 8
 """... and in fewer calls than this, two ranks may seem exact by chance."""
-MOST_TRACKS: Final = 128
-"""More are not compared with each other: the effort grows with their square."""
+MOST_COMPARED: Final = 1 << 24
+"""Where each two tracks are compared, of so many ends in all."""
+SAMPLED: Final = 64
+"""Where ranks are compared in two sets of calls, of so many calls."""
 USUALLY: Final = 0.75
+"""A distance usually moves by what it moves in so many calls at most: in the others, a rank may have been disturbed, or
+a clock been set."""
 
 
 def noises(ends_ns: Ints, ranks: Ints) -> Floats:
     """Return for each two tracks how far the distance of their ends usually moves from call to call, beside a steady
-    drift of the clocks; infinite for two tracks of one rank. Zero for all where too many are compared.
+    drift of the clocks, in a sample of the calls where tracks are many; infinite for two tracks of one rank.
 
     `ends_ns` holds a track a row, a call a column; `ranks` the rank of each track.
     """
-    count, calls = ends_ns.shape
-    if count > MOST_TRACKS or calls < 2:
-        return np.zeros((count, count))
+    moved = _moves(ends_ns, MOST_COMPARED // ranks.size**2)
+    found = np.zeros((ranks.size, ranks.size))
+    for at, own in enumerate(moved):
+        found[at, at:] = _usual(moved[at:] - own)
+    return np.where(ranks[:, None] == ranks, np.inf, np.maximum(found, found.T))
+
+
+def noise_beside(ends_ns: Ints, first: int, ranks: Ints) -> Floats:
+    """Return the same for each track beside one of them, of all calls."""
+    moved = _moves(ends_ns, ends_ns.shape[1])
+    return np.where(ranks == ranks[first], np.inf, _usual(moved - moved[first]))
+
+
+def _moves(ends_ns: Ints, most: int) -> Ints:
+    """Return how long after the call before each one ended, of about `most` calls, and no fewer than show a noise."""
     moved = np.diff(ends_ns, axis=1)
-    found = np.array([_usual(moved - own) for own in moved])
-    return np.where(ranks[:, None] == ranks, np.inf, found)
+    return moved[:, :: max(moved.shape[1] // max(most, 2 * FEWEST), 1)]
 
 
 def _usual(moves_ns: Ints) -> Floats:
-    steady = np.median(moves_ns, axis=1, keepdims=True)
-    usual: Floats = np.quantile(np.abs(moves_ns - steady), USUALLY, axis=1)
+    count = moves_ns.shape[1]
+    if not count:
+        return np.zeros(moves_ns.shape[0])
+    steady = np.partition(moves_ns, count // 2, axis=1)[:, [count // 2]]
+    at = round(USUALLY * (count - 1))
+    usual: Floats = np.partition(np.abs(moves_ns - steady), at, axis=1)[:, at].astype(np.float64)
     return usual
 
 
@@ -55,13 +74,17 @@ def beyond_gap(noise_ns: Floats, least_ns: Floats, calls: int) -> Flags:
     return found
 
 
-def far_looser(ends_ns: Ints, others_ns: Ints, least_ns: float) -> Flags:
-    """Return for each two ranks whether they are far less exact in these calls than in others, a rank a row in both;
-    noises of up to `least_ns` are none."""
-    ranks = np.arange(ends_ns.shape[0])
-    calls = min(ends_ns.shape[1], others_ns.shape[1])
-    here, there = noises(ends_ns, ranks), noises(others_ns, ranks)
-    if calls < FEWEST or ranks.size > MOST_TRACKS:
-        return np.zeros(here.shape, np.bool_)
-    looser: Flags = np.isfinite(here) & (here > np.maximum(FAR_LOOSER * np.maximum(there, LEAST_NS), least_ns))
-    return looser
+def as_exact(ends_ns: Ints, others_ns: Ints, least_ns: float) -> Ints:
+    """Return a number for each rank, the same for ranks that are not far less exact in these calls than in others: each
+    is compared with the first that is left. A rank a row in both; noises of up to `least_ns` are none."""
+    found = np.zeros(ends_ns.shape[0], np.int64)
+    if min(ends_ns.shape[1], others_ns.shape[1]) < FEWEST:
+        return found
+    here, there = _moves(ends_ns, SAMPLED), _moves(others_ns, SAMPLED)
+    left, number = np.arange(found.size), 0
+    while left.size:
+        noise, usual = (_usual(each[left] - each[left[0]]) for each in (here, there))
+        looser = noise > np.maximum(FAR_LOOSER * np.maximum(usual, LEAST_NS), least_ns)
+        found[left[~looser]] = number
+        left, number = left[looser], number + 1
+    return found

@@ -11,6 +11,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks, connected
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.point_to_point import called_ns, match_pairs
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.hosts import clock_of
 from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.run import Run
 
@@ -41,17 +42,18 @@ SOON_NS: Final = 1_000_000
 def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool = False) -> dict[int, str]:
     """Return the host of each rank that shares a clock with the other ranks of that host.
 
-    Those are the ranks that OverlapScope's own capture recorded, and those of CPU runs whose host another source names,
-    where the matched calls and messages agree with it: containers on two nodes may have one name. With `by_rooted`
-    only calls with a root are asked, of which enough must end together: where all-reduces end late now here, now there,
-    as on busy cores, their ends say nothing.
+    Those are the ranks that one profiler recorded together, or OverlapScope's own capture, and those of CPU runs whose
+    host another source names, where the matched calls and messages agree with it: containers on two nodes may have one
+    name. With `by_rooted` only calls with a root are asked, of which enough must end together: where all-reduces end
+    late now here, now there, as on busy cores, their ends say nothing.
     """
     found = {}
     for rank, timeline in run.ranks.items():
         settings = timeline.recorded.get("settings")
         host = settings.get("host") if isinstance(settings, dict) else None
-        if isinstance(host, str):
-            found[rank] = host
+        clock = clock_of(timeline) or host
+        if isinstance(clock, str):
+            found[rank] = clock
     for host, ranks in ranks_of_hosts(run).items():
         named = [rank for rank in ranks if rank not in found and not run.ranks[rank].has_device]
         sets = _agreeing(run, named, blocks, by_rooted=by_rooted) if len(named) > 1 else []

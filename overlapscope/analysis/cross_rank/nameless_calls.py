@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.call_numbering import could_not_place, is_part, place_of
 from overlapscope.analysis.cross_rank.clock_offsets import connected
-from overlapscope.analysis.cross_rank.end_noise import beyond_gap, far_looser, noises
+from overlapscope.analysis.cross_rank.end_noise import USUALLY, as_exact, beyond_gap, noise_beside, noises
 from overlapscope.analysis.cross_rank.group_calls import GroupCalls
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Floats, Ints
@@ -24,9 +24,8 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 TOGETHER_NS: Final = 200_000.0
-"""From call to call, the ends of a call on two ranks move apart by no more than this ..."""
-USUALLY: Final = 0.75
-"""... in so many calls (in recordings of real jobs, kernels of one call end within 70 us); a clock may be set once."""
+"""From call to call, the ends of a call on two ranks usually move apart by no more than this (in recordings of real
+jobs, kernels of one call end within 70 us) ..."""
 OF_CALL: Final = 0.01
 """... beside this share of the calls: over slow links, members see the end of a long call less exactly together."""
 NOISES: Final = 3.0
@@ -176,21 +175,27 @@ def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
     ranks = np.array([each.rank for each in tracks])
     lasted = np.array([each.lasted_ns for each in tracks])
     exact = noises(ends, ranks)
+    nearest = exact.argmin(axis=1)
     left = np.arange(len(tracks))
     found = []
     while left.size:
-        first = left[exact[np.ix_(left, left)].min(axis=1).argmin()]
+        first = left[exact[left, nearest[left]].argmin()]
         apart = ends[left] - ends[first]
         noise, distance = _noise(apart), np.median(apart, axis=1)
         order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), left != first, ranks[left]))
         order = order[np.diff(ranks[left][order], prepend=-1) != 0]  # of a rank's tracks, the one that agrees best
         limit = OF_CALL * np.minimum(lasted[left], lasted[first])
         order = order[noise[order] <= TOGETHER_NS + limit[order]]
-        order = order[~beyond_gap(exact[first, left[order]], limit[order], ends.shape[1])]
+        near = left[order]
+        beside = noise_beside(ends[near], int(np.flatnonzero(near == first)[0]), ranks[near])
+        order = order[~beyond_gap(beside, limit[order], ends.shape[1])]
         members = tuple(_Member(track=tracks[at]) for at in left[order])
         noise_ns, spread_ns = float(noise[order].max()), float(np.ptp(distance[order]))
         found.append(_Set(members=members, noise_ns=noise_ns, spread_ns=spread_ns))
+        exact[:, left[order]] = np.inf
         left = np.delete(left, order)
+        again = left[np.isinf(exact[left, nearest[left]])]
+        nearest[again] = exact[again].argmin(axis=1)
     return found
 
 
@@ -220,7 +225,8 @@ def _agreeing(candidate: _Set, known: Iterable[_Set]) -> list[_Set]:
             limit = TOGETHER_NS + NOISES * (candidate.noise_ns + other.noise_ns)
             lasted = max(OF_CALL * candidate.members[at].track.lasted_ns for at in places)
             apart[np.ix_(places, places)] |= np.abs(behind[:, None] - behind) > limit
-            apart[np.ix_(places, places)] |= far_looser(mine, its, lasted)
+            kept = as_exact(mine, its, lasted)
+            apart[np.ix_(places, places)] |= kept[:, None] != kept
     if not apart.any():
         return [candidate]
     parts = np.unique(~apart, axis=0)

@@ -49,7 +49,7 @@ def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
     apart, begun = np.concatenate([np.zeros((2, 0), np.int64), *calls], axis=1)
     if not begun.size:
         return ()
-    most = int(begun.argmax())
+    most = int(apart.argmax())
     before, whole = f"{begun[most] / 1e6:.1f} ms", f"{apart[most] / 1e6:.1f} ms"
     of_it = "" if before == whole else f" for {before} of it"
     return (

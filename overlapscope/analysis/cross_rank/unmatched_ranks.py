@@ -18,8 +18,8 @@ ROOTED_ALONE: Final = (
     "broadcasts, it is not known how much of them is waiting"
 )
 UNNAMED: Final = (
-    "the sources do not say which operation {} calls are, so it is not known which of them all members of a group must "
-    "reach before they end: they are not paired"
+    "the sources do not say which operation {} {}, so it is not known which of them all members of a group "
+    "must reach before they end: they are not paired"
 )
 NOT_SHARED: Final = "ranks share no call that all members of a group make"
 UNKNOWN: Final = "unknown"
@@ -52,10 +52,12 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
 def _nothing_shared(run: Run) -> str:
     if _ranks_with_roots(run) > 1:
         return ROOTED_ALONE
+    timed = sum(int((timeline.collectives.end_ns != NONE).sum()) for timeline in run.ranks.values())
     unnamed = sum(_of_unnamed_operation(timeline) for timeline in run.ranks.values())
-    if unnamed:
-        return UNNAMED.format(unnamed)
-    return NOT_SHARED if _has_calls(run) else NO_CALLS
+    if 2 * unnamed > timed:
+        of_all = "" if unnamed == timed else f" of {timed}"
+        return UNNAMED.format(f"{unnamed}{of_all}", "call is" if timed == 1 else "calls are")
+    return NOT_SHARED if timed else NO_CALLS
 
 
 def _ranks_with_roots(run: Run) -> int:
@@ -72,10 +74,6 @@ def _of_unnamed_operation(timeline: RankTimeline) -> int:
     codes = [code for code, name in enumerate(timeline.names) if name == UNKNOWN]
     calls = timeline.collectives
     return int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum())
-
-
-def _has_calls(run: Run) -> bool:
-    return any((timeline.collectives.end_ns != NONE).any() for timeline in run.ranks.values())
 
 
 def _windows(run: Run) -> dict[int, tuple[int, int]]:

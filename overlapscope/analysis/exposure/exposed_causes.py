@@ -1,7 +1,8 @@
 """Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
-from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
+from its start on: wait for the last member, but for gaps between kernels that follow each other without the call
+(`behind_compute`, which is no exposed wait), by what that rank did longer since the two last met (where the system's
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
 idling; without it hosts that take turns on cores wait for one where they pause in operations); what
 it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
@@ -11,7 +12,8 @@ delay its group; and the rest, by what the step computes after it, or a later on
 a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,6 +22,7 @@ import numpy as np
 from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.activities import ACTIVITIES, Did, divided
 from overlapscope.analysis.exposure.arrivals import arrivals
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting, in_turn
 from overlapscope.analysis.exposure.group_delays import within_group
@@ -31,12 +34,7 @@ from overlapscope.analysis.exposure.peer_waits import (
     PIPELINE,
     PeerWaits,
     by_what_the_last_did_longer,
-    communicating,
-    computing,
-    copying,
-    divided,
     peer_waits,
-    slept,
 )
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -161,18 +159,15 @@ def _causes_of(
     clocks: Clocks,
 ) -> Iterator[tuple[int, Causes]]:
     query = {rank: each.query for rank, each in waits.items()}
-    did: tuple[Callable[[int], Activity], ...] = (
-        lambda rank: computing(run.ranks[rank], coverage[rank]),
-        lambda rank: waiting.get(rank, NOT_KNOWN).computing,
-        lambda rank: slept(waiting.get(rank, NOT_KNOWN)),
-        lambda rank: communicating(coverage[rank]),
-        lambda rank: copying(coverage[rank]),
-        lambda rank: waiting.get(rank, NOT_KNOWN).idling,
-    )
-    found = [peer_activity(query, each, clocks) for each in did]
+
+    def when(rank: int, name: str) -> Activity:
+        return ACTIVITIES[name](run.ranks[rank], coverage[rank], waiting.get(rank, NOT_KNOWN))
+
+    found = {name: peer_activity(query, partial(when, name=name), clocks) for name in ACTIVITIES}
     for rank, its in waits.items():
         windows = its.query.windows
-        theirs = divided(windows.ends - windows.starts, [each[rank] for each in found], its.accounted)
+        did = Did(**{name: each[rank] for name, each in found.items()})
+        theirs = divided(windows.ends - windows.starts, did, its.accounted)
         waited = by_what_the_last_did_longer(its, theirs)
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 

@@ -1,23 +1,24 @@
 """Divide the wait for the last member of a call by what that rank did longer since the two last met."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, copying, divided
 from overlapscope.analysis.exposure.arrivals import Arrivals
-from overlapscope.analysis.exposure.core_waiting import NEVER, NOT_KNOWN, CoreWaiting
+from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
 from overlapscope.analysis.exposure.last_met import last_met
 from overlapscope.analysis.exposure.own_parts import OwnParts
-from overlapscope.analysis.exposure.owned_comm import OwnedComm, cut, of_rows, only
+from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import PeerQuery
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
-    Activity,
     BusyTime,
     Intervals,
     difference,
@@ -27,13 +28,10 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 PIPELINE: Final = "pipeline"
-OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_copy", "peer_host")
-"""Causes of waiting for the last member, by what it did longer."""
 
 
 class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +85,8 @@ def peer_waits(
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
     pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
-    came = _came(timeline, own_comm, held)
+    launched = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
+    came = when_it_came(timeline, launched, own_comm.start_ns)[held]
     met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
     before = Intervals(np.minimum(met_before, came), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
@@ -107,16 +106,14 @@ def peer_waits(
     )
 
 
-def _came(timeline: RankTimeline, own_comm: OwnedComm, calls: Ints) -> Ints:
-    """Return when a rank came to these of its calls.
+def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Ints:
+    """Return when a rank came to its calls, which were launched and started then.
 
     Without a device data are ready at the call: what another call delayed, this rank had done before.
     """
-    start = own_comm.start_ns
     if timeline.has_device:
-        return start[calls]
-    ready = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
-    return np.where(ready == NONE, start, np.minimum(ready, start))[calls]
+        return start_ns
+    return np.where(launch_ns == NONE, start_ns, np.minimum(launch_ns, start_ns))
 
 
 def _own_before(
@@ -127,12 +124,15 @@ def _own_before(
     A device that waits in a call may compute and copy beside it, with gaps between: the other rank has that to do, too.
     """
     came = before.ends
-    did = [each.within(before.starts, came) for each in activities_of(timeline, cover, core)]
+    did = Did.within(before.starts, came, timeline, cover, core)
     length_ns = came - before.starts
     if timeline.has_device:
         length_ns = length_ns + _until_idle(cover, came, came_last) - came
-        for at, activity in ((COMPUTED, BusyTime(cover.compute)), (COPIED, copying(cover))):
-            did[at] = did[at] + activity.within(came, came_last)
+        did = replace(
+            did,
+            computed=did.computed + BusyTime(cover.compute).within(came, came_last),
+            copied=did.copied + copying(cover).within(came, came_last),
+        )
     return divided(length_ns, did, accounted)
 
 
@@ -149,52 +149,6 @@ def _pipeline_rows(timeline: RankTimeline) -> Flags:
     calls, names = timeline.collectives, timeline.names
     of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
-
-
-COMPUTED, COPIED = 0, 4
-"""Places in `activities_of`."""
-
-
-def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Sequence[Activity]:
-    """Return what a rank did, as `divided` takes it."""
-    return computing(timeline, cover), core.computing, slept(core), communicating(cover), copying(cover), core.idling
-
-
-def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
-    """Return when a rank computed, as others see it that wait for it: no host while it was seen to collect garbage."""
-    if timeline.has_device:
-        return BusyTime(cover.compute)
-    return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
-
-
-def communicating(cover: Coverage) -> BusyTime:
-    """Return when a rank communicated, and did nothing else."""
-    return BusyTime(difference(cover.comm, union(cover.compute, cover.copy)))
-
-
-def copying(cover: Coverage) -> BusyTime:
-    """Return when the device of a rank copied without computing: as long, whether beside a call or not."""
-    return BusyTime(difference(cover.copy, cover.compute))
-
-
-def slept(core: CoreWaiting) -> Activity:
-    """Return when a rank slept though it seemed to compute, by the system's account: an operation that takes longer
-    than in other steps computes longer, for what is known."""
-    return core.sleeping if core.by_account else NEVER
-
-
-def divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
-    """Return for how long a rank computed, waited for a core, communicated without computing, copied, and did none of
-    these.
-
-    One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to
-    compute, waited for a core and slept meanwhile, communicated, copied, and waited for a core while it seemed to idle:
-    waiting and sleep count only where they are `accounted`.
-    """
-    computed, in_compute, asleep, communicated, copied, in_idle = activities
-    in_compute, asleep, in_idle = in_compute * accounted, asleep * accounted, in_idle * accounted
-    idled = length_ns - computed - communicated - copied - in_idle + asleep
-    return np.array([computed - in_compute - asleep, in_compute + in_idle, communicated, copied, idled])
 
 
 def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Intervals]:

@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
-from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST_CALLS: Final = 4
@@ -61,7 +61,8 @@ def slower_unseen(
 
 
 def _of_rank(timeline: RankTimeline, windows: tuple[tuple[int, int], ...]) -> dict[str | None, SlowerUnseen | None]:
-    """Return by group what its most frequent kind of call shows; nothing of groups with few."""
+    """Return by group, of all that the rank made calls of, what its most frequent kind of call shows; None of groups
+    with few."""
     calls = timeline.collectives
     begin, until = np.array(sorted(windows), np.int64).reshape(-1, 2).T
     step = np.searchsorted(begin, calls.start_ns, side="right") - 1
@@ -69,15 +70,16 @@ def _of_rank(timeline: RankTimeline, windows: tuple[tuple[int, int], ...]) -> di
     rows &= (calls.start_ns != NONE) & (calls.end_ns != NONE) & (step >= 0)
     own = np.flatnonzero(rows)
     own = own[calls.start_ns[own] < until[step[own]]]
-    found = {}
+    found: dict[str | None, SlowerUnseen | None] = {
+        timeline.name(each): None for each in values_in(calls.group).tolist()
+    }
     for of_group in split_by(factorize_rows([calls.group[own]])[0]):
         every = own[of_group]
         kinds = split_by(factorize_rows([calls.op[every], calls.dtype[every], calls.bytes[every]])[0])
         most = every[max(kinds, key=lambda each: each.size)]
         of_steps = [most[each] for each in split_by(factorize_rows([step[most]])[0]) if each.size >= LEAST_CALLS]
-        if len(of_steps) >= LEAST_STEPS:
-            name = timeline.name(int(calls.group[most[0]]))
-            found[name] = _of_steps(timeline, name, of_steps, every, begin, step)
+        name, enough = timeline.name(int(calls.group[most[0]])), len(of_steps) >= LEAST_STEPS
+        found[name] = _of_steps(timeline, name, of_steps, every, begin, step) if enough else None
     return found
 
 

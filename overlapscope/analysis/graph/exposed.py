@@ -3,6 +3,7 @@
 Where the next compute waited for something else, taking the communication away would gain nothing.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Final, Self
 
@@ -30,7 +31,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
-from overlapscope.timeline.rows import factorize_rows, is_one_of, sort_order, sum_by, values_in
+from overlapscope.timeline.rows import ascending, factorize_rows, is_one_of, sort_order, split_by, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 EXPOSED_CAUSES: Final = (
@@ -168,14 +169,40 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         A call behind its like waits for the link: on another stream both would share it.
         """
         held = np.zeros(asked.size, np.int64)
-        for each in values_in(self.kind[asked]).tolist():
-            own, like = np.flatnonzero(self.kind[asked] == each), self.kind == each
-            others = (self.lane == self.lane[like][0]) & ~like
-            starts, ends = self.start_ns[asked[own]], np.append(NONE, np.sort(self.end_ns[like]))
-            since = np.maximum(since_ns[own], ends[np.searchsorted(ends[1:], starts, side="right")])
-            busy = BusyTime(union((self.start_ns[others], self.end_ns[others])))
-            held[own] = busy.within(since, np.maximum(starts, since))
+        for lane in values_in(self.lane[asked]).tolist():
+            own = np.flatnonzero(self.lane[asked] == lane)
+            held[own] = self._held_on(np.flatnonzero(self.lane == lane), asked[own], since_ns[own])
         return held
+
+    def _held_on(self, rows: Ints, asked: Ints, since_ns: Ints) -> Ints:
+        """Return the same for spans of one stream, which has these rows: for how long it was busy, less for how long
+        with none but their like."""
+        held = np.zeros(asked.size, np.int64)
+        busy = BusyTime(union((self.start_ns[rows], self.end_ns[rows])))
+        like = {int(self.kind[rows[each[0]]]): rows[each] for each in split_by(self.kind[rows])}
+        running = [union((self.start_ns[each], self.end_ns[each])) for each in like.values()]
+        alone = dict(zip(like, _alone(running), strict=True))
+        for own in split_by(self.kind[asked]):
+            kind, starts = int(self.kind[asked[own[0]]]), self.start_ns[asked[own]]
+            ends = np.append(NONE, ascending(self.end_ns[like[kind]]))
+            since = np.maximum(since_ns[own], ends[np.searchsorted(ends[1:], starts, side="right")])
+            until = np.maximum(starts, since)
+            held[own] = busy.within(since, until) - alone[kind].within(since, until)
+        return held
+
+
+def _alone(running: Sequence[Intervals]) -> list[BusyTime]:
+    """Return of each of several activities when it ran and no other did."""
+    number = np.repeat(np.arange(len(running)), [each.starts.size for each in running])
+    times = np.concatenate([each.starts for each in running] + [each.ends for each in running])
+    change = np.repeat([1, -1], number.size)
+    order = np.argsort(times, kind="stable")
+    at, many = times[order], np.cumsum(change[order])
+    which = np.cumsum((change * np.tile(number, 2))[order])  # the sum of those that run: of one, its number
+    one = np.flatnonzero((many[:-1] == 1) & (at[1:] > at[:-1]))
+    one = one[np.argsort(which[one], kind="stable")]
+    cuts = np.searchsorted(which[one], np.arange(len(running) + 1))
+    return [BusyTime(Intervals(at[one[begin:end]], at[one[begin:end] + 1])) for begin, end in pairwise(cuts.tolist())]
 
 
 def _compute_lane(part: RankPart, start: Ints, end: Ints) -> int:

@@ -1,7 +1,6 @@
 """Find what a step computes after a collective: other work that depends on it, only the optimizer, or nothing."""
 
 import re
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -10,11 +9,9 @@ import numpy as np
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.rows import largest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
-
-OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
-"""torch's annotation around every optimizer step, and OverlapScope's own mark of the phase."""
 
 LIBRARY_COPY: Final = re.compile(r"\bhorovod::common::batched_\w*memcpy")
 """A copy into or out of the fusion buffer of a call: a part of that call."""
@@ -30,19 +27,22 @@ ends the compute of a step, they prepare its gradients for the optimizer."""
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """What each step computes; the columns have a row for each compute of a known step, by begin."""
+    """What each step computes."""
 
-    last_start_ns: dict[int, int]
-    """By step, begin of its last compute other than the optimizer's, without the norms of gradients before it."""
-    last_of_optimizer_ns: dict[int, int]
-    """By step, begin of the last compute of its optimizer, where that was recorded."""
+    number: Ints
+    """The steps, ascending; the next two columns have a row for each of them."""
+    last_start_ns: Ints
+    """Begin of its last compute other than the optimizer's, without the norms of gradients before it; NONE without."""
+    last_of_optimizer_ns: Ints
+    """Begin of the last compute of its optimizer; NONE where none was recorded."""
     start_ns: Ints
+    """This column and the next ones have a row for each compute of a known step, by begin."""
     step: Ints
     optimizes: Flags
 
     def depends(self, steps: Ints, ends_ns: Ints) -> Flags:
         """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it."""
-        return np.asarray(_of_steps(self.last_start_ns, steps) >= ends_ns, np.bool_)
+        return np.asarray(self._of_steps(self.last_start_ns, steps) >= ends_ns, np.bool_)
 
     def before_optimizer(self, steps: Ints, starts_ns: Ints, ends_ns: Ints) -> Flags:
         """Return for each (step, begin and end of a collective) whether the optimizer follows in it, and nothing else.
@@ -52,16 +52,18 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         """
         before = np.searchsorted(self.start_ns, starts_ns, side="left") - 1
         optimized = np.append(self.optimizes, False)[before] & (np.append(self.step, NONE)[before] == steps)
-        follows = _of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
+        follows = self._of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
         return np.asarray(follows & ~self.depends(steps, ends_ns) & ~optimized, np.bool_)
 
     def known(self, steps: Ints) -> Flags:
         """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
-        return np.isin(steps, list(self.last_of_optimizer_ns))
+        return np.asarray(self._of_steps(self.last_of_optimizer_ns, steps) != NONE, np.bool_)
 
-
-def _of_steps(times_ns: Mapping[int, int], steps: Ints) -> Ints:
-    return np.array([times_ns.get(step, NONE) for step in steps.tolist()], np.int64)
+    def _of_steps(self, times_ns: Ints, steps: Ints) -> Ints:
+        """Return the time of each of these steps; NONE of those that compute nothing."""
+        at = np.searchsorted(self.number, steps)
+        there = np.append(self.number, NONE)[at] == steps
+        return np.where(there, np.append(times_ns, NONE)[at], NONE)
 
 
 def following(timeline: RankTimeline) -> Following:
@@ -81,18 +83,14 @@ def following(timeline: RankTimeline) -> Following:
     before_clips = last_start(others[~clips])
     ends_with_norms = (before_clips != NONE) & (last_start(others[norms]) > before_clips)
     last = np.where(ends_with_norms, before_clips, last_start(others))
-    of_optimizer = last_start(computes[optimizes])
     return Following(
-        last_start_ns=_known(numbers, last),
-        last_of_optimizer_ns=_known(numbers, of_optimizer),
+        number=numbers,
+        last_start_ns=last,
+        last_of_optimizer_ns=last_start(computes[optimizes]),
         start_ns=spans.start_ns[computes],
         step=spans.step[computes],
         optimizes=optimizes,
     )
-
-
-def _known(steps: Ints, times_ns: Ints) -> dict[int, int]:
-    return {step: at for step, at in zip(steps.tolist(), times_ns.tolist(), strict=True) if at != NONE}
 
 
 def _of_ops(timeline: RankTimeline, spans: Ints, ops: frozenset[str]) -> Flags:
@@ -108,11 +106,11 @@ def _of_ops(timeline: RankTimeline, spans: Ints, ops: frozenset[str]) -> Flags:
 def in_optimizer(timeline: RankTimeline, spans: Ints) -> Flags:
     """Return which of these spans (rows) belong to the optimizer, by their names or by when they were launched."""
     table, notes = timeline.spans, timeline.annotations
-    marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
+    marks = rows_named(notes.name, timeline.names, OPTIMIZER_MARK.match)
     marked = union((notes.start_ns[marks], notes.end_ns[marks]))
     begun = np.where(table.launch_ns == NONE, table.start_ns, table.launch_ns)[spans]
     at = np.searchsorted(marked.starts, begun, side="right") - 1
-    optimizes = rows_named(table.name[spans], timeline.names, OPTIMIZER.match)
+    optimizes = rows_named(table.name[spans], timeline.names, OPTIMIZER_MARK.match)
     if marked.starts.size:
         optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
     return optimizes

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -43,7 +43,7 @@ def optimizer_begins(timeline: RankTimeline) -> Ints:
 def _optimizers(timeline: RankTimeline) -> tuple[Ints, Ints]:
     """Return when ranges of optimizers, and their compute, began and ended on the host, in ns: with a device compute
     was launched at one moment."""
-    named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
+    named = np.array([OPTIMIZER_MARK.match(name) is not None for name in timeline.names], np.bool_)
     if not named.any():
         return np.empty(0, np.int64), np.empty(0, np.int64)
     notes, spans = timeline.annotations, timeline.spans

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.timeline.columns import NONE, Flags
 
-MOST: Final = 0.75
+DOMINATES: Final = 0.75
+"""With this share of a whole, one has three times as much as all others together. A choice."""
 
 
 def one_event(theirs: Sequence[LateArrivals]) -> tuple[int, int]:
-    """Return the step that has MOST of all delays of a rank, and how late it was there in ns; (NONE, 0) where none
-    has, or some delays are of no step.
+    """Return the step that has the share DOMINATES of all delays of a rank, and how late it was there in ns;
+    (NONE, 0) where none has, or some delays are of no step.
 
     Such a step is an event of its own, which is named as an odd step: it says nothing of the rank in other steps.
     """
@@ -24,7 +25,7 @@ def one_event(theirs: Sequence[LateArrivals]) -> tuple[int, int]:
     steps, place = np.unique(step, return_inverse=True)
     delays = np.bincount(place, weights=own)
     worst = int(delays.argmax())
-    if NONE in steps or not 0 < delays[worst] >= MOST * delays.sum():
+    if NONE in steps or not 0 < delays[worst] >= DOMINATES * delays.sum():
         return NONE, 0
     return int(steps[worst]), round(delays[worst])
 

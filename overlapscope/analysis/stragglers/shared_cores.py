@@ -34,6 +34,9 @@ PINNED: Final = 0.8
 """Of the time in which more than k hosts wanted to run, k of them may have run for at least this share ..."""
 OF_TIME: Final = 0.03
 """... and for at least this share of the recording."""
+RAN: Final = 0.8
+"""While hosts that fetch batches are taken to lack cores, this share of the k run in the mean: all that fetch at once
+wait for data."""
 USUAL_FETCH: Final = 0.1
 """Fetching a batch is taken to need twice this quantile of all fetches; what is longer may be a pause."""
 SAME_CLOCK_NS: Final = 50_000
@@ -192,6 +195,7 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
             share >= PINNED
             and held_ns >= OF_TIME * int(taken_ns.sum())
             and alike >= max(WIDESPREAD * len(ranks), FEWEST)
+            and (not while_fetching or _ran(taken_ns, running, wants, cores) >= RAN * cores)
         ):
             together = taken_ns * (recording == len(ranks))
             return Pinned(
@@ -200,6 +204,12 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
                 while_fetching=while_fetching,
             )  # fmt: skip
     return None
+
+
+def _ran(taken_ns: Ints, running: Ints, wants: Ints, cores: int) -> float:
+    """Return how many hosts ran in the mean while more than `cores` wanted to, and no more than these did."""
+    short = taken_ns * ((wants > cores) & (running <= cores))
+    return float((running * short).sum() / max(int(short.sum()), 1))
 
 
 def _beyond(fetches: Intervals, usual_ns: int) -> Intervals:

@@ -106,22 +106,38 @@ def find_straggler_cause(
         # Else the operating system's scheduler made it late, and may choose another rank next.
         return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
     outside = idle + copied > MOST * lead_ns  # of what is recorded as computing
-    if cause == "more_work" and (outside or same_operations(rank, compared_peers(late), run)):
-        cause = "host" if outside else "longer_compute"
     if cause is not None and (outside or not run.ranks[rank].has_device):
-        if cause == "longer_compute":
-            cause, sized = by_sizes(rank, compared_peers(late), run, _times_as_long(late, work), _by_step(late))
-            more |= sized
-        return _refined(cause, rank, run, met, lead_ns, evidence | more)
+        cause, sized = _by_work(cause, late, run, work, outside=outside)
+        return _refined(cause, rank, run, met, lead_ns, evidence | more | sized)
     if computed > MOST * lead_ns:
         cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, operation_ns, computed)
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns and run.ranks[rank].has_device:
-        members = (rank, *compared_peers(late))
-        waited = {each: BusyTime(_idle(not_launched[each], coverage[each])) for each in members}
-        evidence["before_first_launch_ns"] = more_than_peers(rank, met, waited)
+        evidence["before_first_launch_ns"] = _before_first_launch_ns(late, coverage, not_launched)
     cause = "host" if idle > MOST * lead_ns else "unknown"
     return _refined(cause, rank, run, met, lead_ns, evidence)
+
+
+def _before_first_launch_ns(
+    late: Sequence[LateArrivals], coverage: Mapping[int, Coverage], not_launched: Mapping[int, Intervals]
+) -> int:
+    """Return how much longer than its peers a rank idled before the first launches of steps."""
+    rank, members = late[0].rank, (late[0].rank, *compared_peers(late))
+    waited = {each: BusyTime(_idle(not_launched[each], coverage[each])) for each in members}
+    return more_than_peers(rank, [each.met for each in late], waited)
+
+
+def _by_work(
+    cause: str, late: Sequence[LateArrivals], run: Run, work: Mapping[int, RankCompute], *, outside: bool
+) -> tuple[str, dict[str, Any]]:
+    """Return a recorded cause, corrected by the operations of the rank and of its peers, with their evidence; `outside`
+    says that it was late by what is not recorded as computing."""
+    rank, peers = late[0].rank, compared_peers(late)
+    if cause == "more_work" and (outside or same_operations(rank, peers, run)):
+        cause = "host" if outside else "longer_compute"
+    if cause != "longer_compute":
+        return cause, {}
+    return by_sizes(rank, peers, run, _times_as_long(late, work), _by_step(late))
 
 
 def _of_longer_compute(

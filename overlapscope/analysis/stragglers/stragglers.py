@@ -26,7 +26,7 @@ from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.stragglers.chance import chances
 from overlapscope.analysis.stragglers.late_range import late_range
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
-from overlapscope.analysis.stragglers.one_event import one_event, without_step
+from overlapscope.analysis.stragglers.one_event import DOMINATES, one_event, without_step
 from overlapscope.analysis.stragglers.onset import onset
 from overlapscope.analysis.stragglers.own_reason import MUCH, OF_COMPUTE, computes_longer, is_its_own, late_alike
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause
@@ -48,7 +48,6 @@ RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "
 PAUSES_TOO: Final = 0.25
 """A rank whose pauses are more than this share of what it delayed others is no slower core: it is not known."""
 MANY_STEPS: Final = 4
-DOMINATES: Final = 0.75
 ALONE: Final = 0.1
 """Where one rank has the share DOMINATES of all blame, this probability is allowed: for example two long pauses of one
 rank among a dozen."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.timeline.operations import ITEM_BYTES, MAX_COUNT
 
 _SPELLINGS: Final = {
@@ -92,10 +93,13 @@ def parse_function_id(args: CollectiveArgs) -> int | None:
 def peer_rank(args: CollectiveArgs) -> int | None:
     """Return the global rank that a send goes to or a recv comes from; None if not recorded.
 
-    torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
+    torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp). Where both ends of a
+    message stand there, the operation says which is the peer.
     """
-    target = parse_count(args.target_rank)
-    return parse_count(args.source_rank) if target is None else target
+    source, target = parse_count(args.source_rank), parse_count(args.target_rank)
+    if source is None or target is None:
+        return source if target is None else target
+    return {"send": target, "recv": source}.get(canonical_operation(args.collective_name) or "")
 
 
 _NAMED_PEER: Final = re.compile(r"^[a-z]*ccl:(?:send|recv) (?P<own>\d{1,9})(?:->|<-)(?P<peer>\d{1,9})$")

@@ -158,8 +158,11 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
 
 
 def _numbered_by_name(readings: Readings) -> tuple[Readings, dict[str, int]]:
-    """Return ranks from 0 on for the files that state none, in the order of their names (numbers in them by value), and
-    the readings with a warning that says so."""
+    """Return ranks from 0 on for the files that state none, in the order of their names (numbers in them by value),
+    without ranks that other traces state, and the readings with a warning that says so.
+
+    Raises UsageError where another file has the name of one of these.
+    """
 
     def place(name: str) -> list[tuple[bool, int, str]]:
         return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
@@ -170,13 +173,30 @@ def _numbered_by_name(readings: Readings) -> tuple[Readings, dict[str, int]]:
         if reading.timelines and rank_from_path(path) is None
         if reading.ranks_assumed or all(each.rank == UNKNOWN_RANK for each in reading.timelines)
     }
+    twice = min((name for name in silent if len({path for path, _ in readings if path.name == name}) > 1), default=None)
+    if twice is not None:
+        why = f"several inputs are named {display_name(Path(twice))}; rename them, or their folders (rank0, rank1, ...)"
+        raise UsageError(f"ranks={BY_NAME!r}: {why}", in_shell=f"--rank {BY_NAME}: {why}")
+    stated = _stated([(path, reading) for path, reading in readings if path.name not in silent])
     first, given = 0, {}
     for name in sorted(silent, key=place):
+        while not stated.isdisjoint(range(first, first + silent[name])):
+            first += 1
         given[name], first = first, first + silent[name]
     warned = min(given, key=given.__getitem__, default=None)
     warning = f"{len(given)} files are ranks in the order of their names; whether they have that order is not known"
     said = [(path, _with_warning(each, warning) if path.name == warned else each) for path, each in readings]
     return said, given
+
+
+def _stated(readings: Readings) -> set[int]:
+    """Return the ranks that traces state, or their names; logs and stand-ins may be of the same ranks as others."""
+    found: set[int] = set()
+    for path, reading in readings:
+        timed = [each.rank for each in reading.timelines if each.basis != "log" and not reading.stands_in]
+        by_name = rank_from_path(path)
+        found |= {by_name} if len(timed) == 1 and timed[0] == UNKNOWN_RANK and by_name is not None else set(timed)
+    return found - {UNKNOWN_RANK}
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
@@ -230,7 +250,7 @@ def _numbered(path: Path, reading: Reading, given_rank: int | None, *, alone: bo
     if given_rank is not None:
         moved = tuple(replace(each, rank=given_rank + at) for at, each in enumerate(reading.timelines))
         return replace(reading, timelines=moved)
-    if alone:
+    if alone or len(reading.timelines) == 1:  # a single one is numbered by its device
         return reading
     unknown = tuple(replace(each, rank=UNKNOWN_RANK) for each in reading.timelines)
     return _with_warning(

@@ -66,8 +66,6 @@ LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
     ("apart", "recording"): "The ranks were recorded at different times",
 }
 """Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
-APART = 0.05
-"""Least share by which ranks differ in exposed time, for the most and the least exposed one to be named."""
 UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 WORTH_HOURS = 0.1

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation
+from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation, StepPath
 from overlapscope.analysis.job_step.headline import FewSteps
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percent, short
@@ -84,29 +84,38 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
     text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
-    if path.stood_still_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.stood_still_ns)} ms of the compute, at least, its host stood still")
-    if path.waited_for_core_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.waited_for_core_ns)} ms of the compute its host waited for a core")
-    if path.garbage_collected_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.garbage_collected_ns)} ms of the compute its host collected garbage")
-    if path.computed_in_calls_ns >= WORTH_STANDING_STILL * path.length_ns:
-        text.append(f"  in {ms(path.computed_in_calls_ns)} ms of the communication its own threads computed")
+    text += _within_work(path)
     if path.operations:
         named = ", ".join(_unbroken(f"{_on_path(each)} {ms(each.ns)} ms") for each in path.operations[:MOST_NAMES])
         lines = fill(f"longest operations: {named}", MAX_WIDTH - 2).replace(NO_BREAK, " ").split("\n")
         text += [f"  {line}" for line in lines]
+    return "\n".join([*text, *_of_own_chains(path)])
+
+
+def _within_work(path: StepPath) -> list[str]:
+    """Return lines about what is no work in the compute and the communication of the path."""
+    each = [
+        (path.stood_still_ns, "compute, at least, its host stood still"),
+        (path.waited_for_core_ns, "compute its host waited for a core"),
+        (path.garbage_collected_ns, "compute its host collected garbage"),
+        (path.computed_in_calls_ns, "communication its own threads computed"),
+    ]
+    return [f"  in {ms(ns)} ms of the {what}" for ns, what in each if ns >= WORTH_STANDING_STILL * path.length_ns]
+
+
+def _of_own_chains(path: StepPath) -> list[str]:
+    """Return lines about when the step would end if no rank waited for another; none of a single rank."""
     others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
-    if others:
-        latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
-        said = (
-            f"The host of rank {path.rank} waits for nothing, so its calls are the path by construction. If no rank "
-            f"waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
-            f"{path.rank}, after {ms(others[latest])} ms on rank {latest}, first after {ms(others[first])} ms on rank "
-            f"{first}."
-        )
-        text += [f"  {line}" for line in fill(said, MAX_WIDTH - 2).split("\n")]
-    return "\n".join(text)
+    if not others:
+        return []
+    latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
+    said = (
+        f"The host of rank {path.rank} waits for nothing, so its calls are the path by construction. If no rank "
+        f"waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
+        f"{path.rank}, after {ms(others[latest])} ms on rank {latest}, first after {ms(others[first])} ms on rank "
+        f"{first}."
+    )
+    return [f"  {line}" for line in fill(said, MAX_WIDTH - 2).split("\n")]
 
 
 def bound_text(analysis: Analysis) -> str:

@@ -107,7 +107,7 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     def shows(self, cause: str) -> bool:
         """Return whether a part of a sum has a share that is not shown as 0.0 %."""
-        known = (of for of in (self.head.causes, self.every) if of)
+        known = (of for of in (self.head.causes, self.every, self.hours) if any(of.values()))
         return any(of.get(cause, 0) >= LEAST_SHOWN * sum(of.values()) for of in known)
 
     def less_of(self, causes: Sequence[str]) -> int:

@@ -75,8 +75,9 @@ def _hours(found: Throughput, head: Headline) -> str:
     ]
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
+    least = "at least " if "devices" in found.reasons else ""
     return (
-        f"A day on {count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}{_of_median(found, head)}."
+        f"A day on {least}{count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}{_of_median(found, head)}."
         if parts
         else ""
     )

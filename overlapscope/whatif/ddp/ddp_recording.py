@@ -32,6 +32,8 @@ LATENCY_US: Final = {True: (5.0, 30.0, 100.0), False: (100.0, 300.0, 1000.0)}
 """Latency of a call: low, usual, high. True for a device (NCCL), False for gloo's sockets and threads."""
 PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
 """Cost of a bucket besides its transfer (hooks, launch): low, usual, high; by whether there is a device."""
+BESIDE_COMPUTE: Final = "transfer_beside_compute"
+"""Name of the assumption of how many times as long a transfer takes beside compute, where it was measured."""
 COMM_SHARE: Final = {True: (0.0, 1.0, 1.0), False: (0.0, 0.0, 1.0)}
 """How much of compute's slowdown a transfer suffers too, where it could not be measured. On a device both use the same
 units and memory; a socket is limited by its link, and its threads need a core for little of the time."""
@@ -120,7 +122,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.slowdown_fit.slowdown}
 
     def _comm(self, values: Values) -> float:
-        beside = values.get("transfer_beside_compute")
+        beside = values.get(BESIDE_COMPUTE)
         return 1 + values.get("comm_share", 0.0) * (values[SLOWDOWN] - 1) if beside is None else beside
 
     def _late(self, free: Floats) -> tuple[float, ...]:
@@ -274,7 +276,7 @@ def _assumptions(seen: Recorded, moved: LinkTimes, *, device: bool, is_partial: 
     else:
         mean, low, high = slowed
         how = "measured: the same size beside compute and alone"
-        found.append(Assumption.of("transfer_beside_compute", (low, mean, high), how))
+        found.append(Assumption.of(BESIDE_COMPUTE, (low, mean, high), how))
     error = _error(moved.own_ns / _medians(moved))
     least, how = 1 / (1 + error), "variation of the recorded transfers"
     if is_partial:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.timeline.dimensions import BACKWARD
-from overlapscope.whatif.replay.graph import Busy, Graph, Item, launch_order, without
+from overlapscope.whatif.replay.graph import Busy, Call, Graph, Item, launch_order, without
 from overlapscope.whatif.replay.replay import Launch, Wait
 from overlapscope.whatif.step_graph.graph_changes import GraphChange, in_16_bits, more_ranks
 
@@ -76,37 +76,50 @@ def fsdp_graph_changes(graph: Graph) -> tuple[list[GraphChange], list[str]]:
         )
     else:
         why.append("backward gathers nothing: parameters stay gathered (reshard_after_forward=False)")
-    largest = max((graph.calls[each].bytes for each in seen.forward), default=0)
-    if deferred(graph, seen):
-        found += [
-            GraphChange(
-                knobs={f"{phase}_prefetch": depth},
-                change=lambda one, _, phase=phase, depth=depth: prefetched(one, phase, depth),  # type: ignore[misc]
-                memory_bytes=(depth - 1) * largest if phase == "backward" else depth * largest,
-            )
-            for phase, gathers in (("forward", seen.forward), ("backward", seen.backward))
-            for depth in DEPTHS
-            if len(gathers) > depth + 1
-        ]
-    else:
-        why.append("each gather is waited for right after its launch, as over gloo: prefetching overlaps nothing")
-    named = [graph.calls[each].module for each in (*seen.forward, *seen.backward, *seen.scatters)]
-    if sum(each is not None for each in named) > len(named) / 2:
-        found += [
-            GraphChange(
-                knobs={"modules_per_group": many},
-                change=lambda one, parts, many=many: grouped(one, many, parts.latency_ns),  # type: ignore[misc]
-                memory_bytes=(many - 1) * largest,
-            )
-            for many in GROUPS
-            if len(seen.scatters) > many
-        ]
-    else:
-        why.append("the modules of its gathers are not recorded, so grouping them cannot be replayed")
+    for changes, left_out in (_prefetches(graph, seen), _groupings(graph, seen)):
+        found += changes
+        why += left_out
     if any(graph.calls[each].dtype == "float32" for each in seen.scatters):
         found.append(in_16_bits("reduce_dtype", lambda call: call.op == "reduce_scatter"))
     found.append(more_ranks(2))
     return found, why
+
+
+def _prefetches(graph: Graph, seen: Gathers) -> tuple[list[GraphChange], list[str]]:
+    if not deferred(graph, seen):
+        return [], ["each gather is waited for right after its launch, as over gloo: prefetching overlaps nothing"]
+    largest = _largest(graph, seen)
+    found = [
+        GraphChange(
+            knobs={f"{phase}_prefetch": depth},
+            change=lambda one, _, phase=phase, depth=depth: prefetched(one, phase, depth),  # type: ignore[misc]
+            memory_bytes=(depth - 1) * largest if phase == "backward" else depth * largest,
+        )
+        for phase, gathers in (("forward", seen.forward), ("backward", seen.backward))
+        for depth in DEPTHS
+        if len(gathers) > depth + 1
+    ]
+    return found, []
+
+
+def _groupings(graph: Graph, seen: Gathers) -> tuple[list[GraphChange], list[str]]:
+    named = [graph.calls[each].module for each in (*seen.forward, *seen.backward, *seen.scatters)]
+    if sum(each is not None for each in named) <= len(named) / 2:
+        return [], ["the modules of its gathers are not recorded, so grouping them cannot be replayed"]
+    found = [
+        GraphChange(
+            knobs={"modules_per_group": many},
+            change=lambda one, parts, many=many: grouped(one, many, parts.latency_ns),  # type: ignore[misc]
+            memory_bytes=(many - 1) * _largest(graph, seen),
+        )
+        for many in GROUPS
+        if len(seen.scatters) > many
+    ]
+    return found, []
+
+
+def _largest(graph: Graph, seen: Gathers) -> int:
+    return max((graph.calls[each].bytes for each in seen.forward), default=0)
 
 
 def deferred(graph: Graph, seen: Gathers) -> bool:
@@ -200,8 +213,12 @@ def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
 
 
 def _ahead(items: Sequence[Item], order: Sequence[int], depth: int) -> tuple[Item, ...]:
-    """Launch the gathers in `order`, the recorded one, which all members share; waits may be seen in another order."""
+    """Launch the gathers in `order`, the recorded one, which all members share; waits may be seen in another order.
+
+    One that the step does not wait for stays where it was launched.
+    """
     place = {number: at for at, number in enumerate(order)}
+    waited = {each.collective for each in items if isinstance(each, Wait)}
     found: list[Item] = []
     launched: set[int] = set()
 
@@ -213,8 +230,8 @@ def _ahead(items: Sequence[Item], order: Sequence[int], depth: int) -> tuple[Ite
 
     for each in items:
         if isinstance(each, Launch) and each.collective in place:
-            if place[each.collective] == 0:
-                launch(0)
+            if place[each.collective] == 0 or each.collective not in waited:
+                launch(place[each.collective])
             continue
         if isinstance(each, Wait) and each.collective in place:
             launch(place[each.collective])
@@ -231,36 +248,43 @@ def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
 
     Each call that is saved also saves its latency.
     """
-    seen = gathers_of(graph)
-    modules = list(dict.fromkeys(graph.calls[each].module for each in seen.forward if graph.calls[each].module))
-    number = {module: at // many for at, module in enumerate(modules)}
-    calls = list(graph.calls)
+    own = [gathers_of(graph, rank) for rank in sorted(graph.programmes)]
     first_of: dict[int, int] = {}
     last_of: dict[int, int] = {}
-    for family, table, at_first in (
-        (seen.forward, first_of, True),
-        (seen.backward, first_of, True),
-        (seen.scatters, last_of, False),
-    ):
-        members: dict[int, list[int]] = {}
-        for each in family:
-            if graph.calls[each].module in number:
-                members.setdefault(number[graph.calls[each].module], []).append(each)
-        for group in members.values():
-            kept = group[0] if at_first else group[-1]
-            table.update(dict.fromkeys(group, kept))
-            saved = sum(min(latency_ns, graph.calls[one].own_ns / 2) for one in group if one != kept)
-            calls[kept] = replace(
-                calls[kept],
-                bytes=sum(graph.calls[one].bytes for one in group),
-                own_ns=sum(graph.calls[one].own_ns for one in group) - saved,
-            )
+    for seen in own:
+        modules = list(dict.fromkeys(graph.calls[each].module for each in seen.forward if graph.calls[each].module))
+        number = {module: at // many for at, module in enumerate(modules)}
+        families = (seen.forward, first_of, 0), (seen.backward, first_of, 0), (seen.scatters, last_of, -1)
+        for family, table, kept in families:
+            members: dict[int, list[int]] = {}
+            for each in family:
+                if graph.calls[each].module in number and each not in table:  # the ranks of a group share its calls
+                    members.setdefault(number[graph.calls[each].module], []).append(each)
+            for group in members.values():
+                table.update(dict.fromkeys(group, group[kept]))
+    calls = _joined(graph.calls, {**first_of, **last_of}, latency_ns)
     dropped = [each for each, kept in {**first_of, **last_of}.items() if each != kept]
-    gathers = {*seen.forward, *seen.backward}
+    gathers = {each for seen in own for each in (*seen.forward, *seen.backward)}
     programmes = {
         rank: _with_their_group(_in_turn(items, gathers), first_of) for rank, items in graph.programmes.items()
     }
-    return without(replace(graph, calls=tuple(calls), programmes=programmes), dropped)
+    return without(replace(graph, calls=calls, programmes=programmes), dropped)
+
+
+def _joined(calls: Sequence[Call], kept: Mapping[int, int], latency_ns: float) -> tuple[Call, ...]:
+    """Return the calls, where each kept one moves the data of all that it is kept for."""
+    members: dict[int, list[int]] = {}
+    for each, one in kept.items():
+        members.setdefault(one, []).append(each)
+    found = list(calls)
+    for one, group in members.items():
+        saved = sum(min(latency_ns, calls[each].own_ns / 2) for each in group if each != one)
+        found[one] = replace(
+            calls[one],
+            bytes=sum(calls[each].bytes for each in group),
+            own_ns=sum(calls[each].own_ns for each in group) - saved,
+        )
+    return tuple(found)
 
 
 def _with_their_group(items: Sequence[Item], kept: Mapping[int, int]) -> tuple[Item, ...]:

@@ -17,7 +17,14 @@ from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import ALONE, LEAST_CALLS, SPREAD, determines_latency, fit_line
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, assumed_slowdown
-from overlapscope.whatif.ddp.ddp_recording import COMM_SHARE, LATENCY_US, LEAST_NOISE, LEAST_TRANSFER, US
+from overlapscope.whatif.ddp.ddp_recording import (
+    BESIDE_COMPUTE,
+    COMM_SHARE,
+    LATENCY_US,
+    LEAST_NOISE,
+    LEAST_TRANSFER,
+    US,
+)
 from overlapscope.whatif.parallelism import Parallelism, parallelism_of
 from overlapscope.whatif.replay.graph import Call, CallShape, Graph
 from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
@@ -103,22 +110,10 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     most = max(blame, key=lambda rank: blame[rank]) if blame else None
     missing = (run.world_size or 0) - len(run.ranks)
     if missing > 0:
-        notes.insert(
-            0, f"{len(run.ranks)} of {run.world_size} ranks were recorded: transfers may include waiting for others"
-        )
-    if few:
-        counted = "one complete step was" if steps_ns.size == 1 else f"{steps_ns.size} complete steps were"
-        notes.append(f"{counted} recorded: too few to measure how much steps vary")
-    if replay is not None and replay.job.earlier and found is None:
-        notes.append(f"the last {len(steps_ns)} steps are replayed: the measured step is their median")
-    if replay is not None and replay.job.unlike:
-        left_out = "is" if replay.job.unlike == 1 else "are"
-        unlike = f"{replay.job.unlike} recorded step{'s' * (replay.job.unlike != 1)}"
-        notes.append(f"{unlike} took much longer or shorter than the others and {left_out} left out")
-    if replay is not None and not replay.job.annotated:
-        notes.append("no step was annotated: the whole recording counts as one step")
-    if asked == NO_HOST_EVENTS:
-        notes.append(OLDER)
+        partial = f"{len(run.ranks)} of {run.world_size} ranks were recorded"
+        notes.insert(0, f"{partial}: transfers may include waiting for others")
+    notes += _notes_on_steps(steps_ns.size, replay, of_calls=found is not None)
+    notes += [OLDER] if asked == NO_HOST_EVENTS else []
     device = any(each.has_device for each in run.ranks.values())
     moving = {rank: _of(replay).moving(rank) for rank in run.ranks} if found is None else found.moving
     slowdown = _slowdown_fit(run, moving, device=device)
@@ -131,7 +126,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
             _assumptions(
                 _of(replay).transfer_times() if found is None else _calls_of(found.graphs), device=device,
                 is_partial=missing > 0 or len(run.ranks) < 2, graphs=found.graphs if found else (),
-                slowdown=slowdown.slowdown,
+                slowdown=slowdown,
             )
         ),
         noise=FEW_NOISE if few else max(SPREAD * 1.2533 * spread / steps_ns.size**0.5, LEAST_NOISE),
@@ -143,6 +138,25 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         replay=replay,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )  # fmt: skip
+
+
+def _notes_on_steps(steps: int, replay: RunReplay | None, *, of_calls: bool) -> list[str]:
+    """Return what is to be known of the replayed steps; `of_calls` where their programme is."""
+    notes = []
+    if steps < FEW_STEPS:
+        counted = "one complete step was" if steps == 1 else f"{steps} complete steps were"
+        notes.append(f"{counted} recorded: too few to measure how much steps vary")
+    if replay is None:
+        return notes
+    if replay.job.earlier and not of_calls:
+        notes.append(f"the last {steps} steps are replayed: the measured step is their median")
+    if replay.job.unlike:
+        left_out = "is" if replay.job.unlike == 1 else "are"
+        unlike = f"{replay.job.unlike} recorded step{'s' * (replay.job.unlike != 1)}"
+        notes.append(f"{unlike} took much longer or shorter than the others and {left_out} left out")
+    if not replay.job.annotated:
+        notes.append("no step was annotated: the whole recording counts as one step")
+    return notes
 
 
 def _of(replay: RunReplay | None) -> RunReplay:
@@ -188,11 +202,11 @@ def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) ->
 
 
 def _assumptions(
-    calls: Calls, *, device: bool, is_partial: bool, graphs: Sequence[Graph], slowdown: float
+    calls: Calls, *, device: bool, is_partial: bool, graphs: Sequence[Graph], slowdown: Fit
 ) -> list[Assumption]:
     if not calls:
         return []
-    found = [_comm_share(graphs, slowdown, device=device, is_partial=is_partial)] if graphs else []
+    found = [_slowed_by_compute(graphs, slowdown, device=device, is_partial=is_partial)] if graphs else []
     if not device:
         if graphs:
             low, value, high = LATE_SHARE
@@ -209,19 +223,19 @@ def _assumptions(
     return found
 
 
-def _comm_share(graphs: Sequence[Graph], slowdown: float, *, device: bool, is_partial: bool) -> Assumption:
-    """Return how much of compute's slowdown a call beside it suffers: measured on like calls where it can be."""
-    low, value, high = COMM_SHARE[device]
-    how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
-    slowed = slowed_beside([call for graph in graphs for call in graph.calls]) if device and slowdown > 1 else None
-    if slowed is not None:
-        value, least, most = (min(max((each - 1) / (slowdown - 1), 0.0), 1.0) for each in slowed)
-        how = "measured: like calls beside compute and free of it"
-        if is_partial:
-            how = "from like calls beside compute and free of it, which may wait for ranks that were not recorded"
-        else:
-            low, high = least, most
-    return Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)
+def _slowed_by_compute(graphs: Sequence[Graph], slowdown: Fit, *, device: bool, is_partial: bool) -> Assumption:
+    """Return how many times as long a call takes beside compute: measured on like calls where it can be; else how much
+    of compute's slowdown it suffers."""
+    slowed = slowed_beside([call for graph in graphs for call in graph.calls]) if device else None
+    if slowed is None:
+        how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
+        return Assumption.of("comm_share", COMM_SHARE[device], how)
+    value, low, high = (max(each, 1.0) for each in slowed)
+    how = "measured: like calls beside compute and free of it"
+    if is_partial:
+        how = "from like calls beside compute and free of it, which may wait for ranks that were not recorded"
+        value, low, high = min(value, slowdown.high), 1.0, slowdown.high
+    return Assumption.of(BESIDE_COMPUTE, (low, value, high), how)
 
 
 def slowed_beside(calls: Sequence[Call]) -> tuple[float, float, float] | None:

@@ -14,6 +14,7 @@ import numpy as np
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection
+from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.replay.graph import Busy, Call, Item, LateEnd
 from overlapscope.whatif.replay.replay import Gap, Launch, Wait
@@ -26,8 +27,6 @@ SEEN_LATE: Final = 0.05
 """A collective may be recorded as ending after its wait by this share of the wait ..."""
 SEEN_LATE_NS: Final = 50_000
 """... plus this time, because a callback marks its end, and clock offsets are estimated."""
-OPTIMIZER: Final = ("Optimizer.step#", "optimizer")
-"""Name prefixes of optimizer steps: torch's profiler, and our own capture in `events` mode."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -230,8 +229,8 @@ def needed_times(
     """Return for each of a rank's calls when its result is needed, in ns; never before it ended. NONE for never.
 
     Reduced gradients are needed by the next reduce-scatter (FSDP2 then frees its buffer), at the latest by the
-    optimizer. Gathered parameters are needed at the launch of the next gather of the same phase, of which
-    compute on a device must run beside that: FSDP2 launches it ahead when it has them. Other results are needed by the
+    optimizer. Gathered parameters are needed at the launch of the next gather of the same phase, if (on a
+    device) compute ran beside that gather: FSDP2 launched it ahead, when it had them. Other results are needed by the
     next computation that begins after them; that is a bound, and may be too early with a slower link.
     """
     found = np.empty(len(calls), np.int64)
@@ -293,7 +292,7 @@ def _optimizer(timeline: RankTimeline, span_start_ns: Ints, end_ns: int, zero_ns
     if not span_start_ns.size:
         return end_ns
     begin = int(span_start_ns[0])
-    codes = [code for code, name in enumerate(timeline.names) if name.startswith(OPTIMIZER)]
+    codes = [code for code, name in enumerate(timeline.names) if OPTIMIZER_MARK.match(name)]
     notes, spans = timeline.annotations, timeline.spans
     marked = notes.start_ns[np.isin(notes.name, codes)] - zero_ns
     marked = marked[(marked >= begin) & (marked < end_ns)]

@@ -182,7 +182,7 @@ def test_an_outstanding_gradient_that_is_ready_last_is_the_tail_that_no_cap_chan
     assert tail.gain_high_ns == 150 * US  # 850 - 700
     assert tail.evidence == {
         "gradient": "transformer.wte.weight", "bytes": 3600, "share_of_bucket": 1.0, "tail_ns": 150 * US,
-        "no_other_of_its_size": True,
+        "saved_at_most_ns": 150 * US, "no_other_of_its_size": True,
     }  # fmt: skip
     assert "transformer.wte.weight (a tied embedding?)" in tail.title
     assert "tied" not in fired(last_gradient([900, 120, 100, 900]))["embedding_tail"].title

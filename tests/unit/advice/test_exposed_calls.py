@@ -160,3 +160,20 @@ def test_16_bits_are_not_advised_of_a_last_bucket_that_is_sent_in_them() -> None
     rows = [replace(row, dtype="bfloat16") for row in given.analysis.collectives]
     narrow = replace(given, analysis=replace(given.analysis, collectives=rows))
     assert ("16 bits" in instead(given, "tail"), "16 bits" in instead(narrow, "tail")) == (True, False)
+
+
+@pytest.mark.parametrize("group", ["g", "not known"])
+def test_exposed_time_of_calls_is_a_mean_over_all_ranks_of_what_some_ranks_make(group: str) -> None:
+    one, other = made(lambda _: queue(*in_a_row(2))), made(lambda _: [Kernel(start=0, end=990)])
+    run = replace(one, ranks={0: one.ranks[0], 1: other.ranks[1]}, groups=() if group != "g" else one.groups)
+    given = looked_at(run)
+    whole = sum(each.exposed_comm_ns or 0 for rank in given.analysis.ranks for each in rank.steps if each.complete)
+    assert given.exposed_ns(given.analysis.collectives) == pytest.approx(whole / len(run.ranks) / given.steps, rel=0.01)
+
+
+def test_exposed_time_of_calls_is_at_most_that_of_the_steps() -> None:
+    given = looked_at(made(lambda _: queue(*in_a_row(2))))
+    (row,) = given.analysis.collectives
+    assert given.exposed_ns([row]) > 0
+    behind_steps = replace(row, exposed_ns=3 * (row.exposed_ns or 0))
+    assert given.exposed_ns([behind_steps]) == pytest.approx(given.exposed_ns([row]))

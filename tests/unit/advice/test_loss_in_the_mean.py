@@ -39,7 +39,7 @@ def trial(of: str, **more: Any) -> Recommendation:
 
 def test_a_trial_of_compute_without_a_bound_comes_after_changes_of_numerics_that_have_one() -> None:
     bits = replace(trial("sixteen_bit_gradients", loss_ns=10, changes_numerics=True), gain_high_ns=10)
-    compute = trial("unfused_optimizer", loss_ns=1_000_000, changes_numerics=False)
+    compute = trial("unfused_elementwise", loss_ns=1_000_000, changes_numerics=False)
     communication = trial("fewer_channels", loss_ns=5, changes_numerics=False)
     found = ranked([compute, bits, communication])
-    assert [each.id for each in found] == ["fewer_channels", "sixteen_bit_gradients", "unfused_optimizer"]
+    assert [each.id for each in found] == ["fewer_channels", "sixteen_bit_gradients", "unfused_elementwise"]

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
-from overlapscope.advice.slower_in_turn import _always, _OfStep
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.advice.slower_in_turn import _always, _OfStep, slower_in_turn
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
@@ -137,6 +138,21 @@ def test_where_grids_are_not_known_neither_batches_nor_devices_are_blamed() -> N
     assert found is not None
     assert found.title.startswith("Find why ranks compute longer in turn: one rank computes longer than its peers in")
     assert {"torch", "nvidia"} <= found.apply.keys()
+
+
+@pytest.mark.parametrize("known", [(0,), (0, 1)], ids=["none", "one of two"])
+def test_where_it_is_not_known_what_a_peer_ran_in_a_step_that_it_recorded_neither_is_it_whether_all_ran_the_same(
+    known: Sequence[int],
+) -> None:
+    run = job((0, 1, 0, 1, 0, 1))
+    together = match_and_align(run)
+    given = RuleInput.of(run, analyze(run, together), together)
+    whole = slower_in_turn(given)
+    assert whole is not None
+    assert whole.same_work is True
+    found = slower_in_turn(replace(given, windows={rank: given.windows[rank] for rank in known}))
+    assert found is not None
+    assert found.same_work is None
 
 
 def test_beside_waiting_that_is_the_largest_loss_uneven_steps_are_not_said_twice() -> None:

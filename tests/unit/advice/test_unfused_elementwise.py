@@ -64,7 +64,9 @@ def computing(*, took_us: float = 150, name: str = ADD, exposed_us: float = 0, g
 
 def test_elementwise_kernels_are_to_be_compiled_without_a_gain() -> None:
     found = fired(computing())["unfused_elementwise"]
-    assert found.title.startswith("Try torch.compile: 1 elementwise kernels take 0.15 ms of a 1 ms step (15.0 %)")
+    assert found.title.startswith(
+        "Try torch.compile: elementwise kernels take 0.15 ms of a 1 ms step (15.0 %; kernels: 1)"
+    )
     assert (found.verdict, found.predicted_gain_ns, found.gain_high_ns) == ("trial", None, None)
     assert found.evidence == {"elementwise_ns": 150 * US, "kernels": 1}
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.step_cases import US, Kernel, Range, Ready, Sent, made
+from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::BinaryOpScalarFunctor>"
@@ -52,6 +52,34 @@ def test_it_is_named_with_its_kernels_and_what_it_saves_at_most() -> None:
 )  # fmt: skip
 def test_others_are_not(other: dict[str, object]) -> None:
     assert "unfused_optimizer" not in fired(updating(**other))  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_a_fused_one_takes_as_long_as_is_no_trial() -> None:
+    """As of SGD, whose one `foreach` kernel reads and writes all there is."""
+    run = made(
+        lambda _: [
+            Kernel(start=0, end=880), Sent(start=100, end=200),
+            Range(name="Optimizer.step#SGD.step", start=790, end=850),
+            Kernel(start=880, end=980, launch=800, name=FOREACH, host_op="foreach"),
+        ]
+    )  # fmt: skip
+    assert "unfused_optimizer" not in fired(run)
+    assert "unfused_optimizer" not in fired(looping(gap_us=0, elements=30_000_000)), "as long as its bytes need"
+
+
+def test_the_longest_kernel_is_that_of_a_usual_step() -> None:
+    """In one of them a kernel of 30 us takes 60."""
+
+    def step(number: int) -> list[Item]:
+        until = 930 if number != 3 else 960
+        return [
+            Kernel(start=0, end=900), Sent(start=100, end=200),
+            Range(name="Optimizer.step#AdamW.step", start=790, end=850),
+            Kernel(start=900, end=until, launch=800, name=FOREACH, host_op="foreach"),
+            Kernel(start=until, end=until + 30, launch=801, name=FOREACH, host_op="foreach"),
+        ]  # fmt: skip
+
+    assert fired(made(step))["unfused_optimizer"].evidence["needs_ns"] == 30 * US
 
 
 NORM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::LpNormFunctor<float, 2>>"

@@ -15,6 +15,7 @@ from overlapscope.ingest.build.collective_args import (
     named_peer_rank,
     parse_count,
     parse_ranks,
+    peer_rank,
     tensor_elements,
 )
 from overlapscope.timeline.operations import ITEM_BYTES, full_elements
@@ -241,3 +242,20 @@ def test_a_list_of_ranks_is_read_with_its_cut(text, ranks, cut):
 )
 def test_a_range_names_the_peer_by_its_place_in_the_group(name, peer):
     assert named_peer_rank(name, (0, 2, 4, 6)) == peer
+
+
+@pytest.mark.parametrize(
+    ("operation", "source", "target", "peer"),
+    [
+        ("send", 1, 5, 5),
+        ("recv", 5, 1, 5),
+        ("coalesced", 5, 1, None),
+        ("send", None, 5, 5),
+        ("recv", 5, None, 5),
+        ("recv", None, None, None),
+    ],
+)
+def test_a_send_goes_to_its_target_and_a_recv_comes_from_its_source(
+    operation: str, source: int | None, target: int | None, peer: int | None
+):
+    assert peer_rank(CollectiveArgs(collective_name=operation, source_rank=source, target_rank=target)) == peer

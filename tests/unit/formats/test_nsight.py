@@ -419,6 +419,50 @@ def test_torchruns_options_say_the_first_rank_of_a_node(tmp_path: Path) -> None:
     assert other.ranks_assumed, "not every process was recorded"
 
 
+@pytest.mark.parametrize(
+    ("options", "device", "rank", "world_size"),
+    [
+        (["--nnodes=8", "--nproc_per_node=8", "--node_rank=6"], 1, 49, 64),
+        (["--nnodes=1", "--nproc_per_node=8"], 3, 3, 8),
+        (["--nnodes=8", "--nproc_per_node=8", "--node_rank=6"], 9, UNKNOWN_RANK, 64),
+        (["--nnodes=8", "--nproc_per_node=8"], 1, UNKNOWN_RANK, 64),
+        (["--nnodes=8", "--node_rank=6"], 1, UNKNOWN_RANK, None),
+    ],
+)
+def test_a_process_of_a_node_is_assumed_to_have_its_devices_number(
+    tmp_path: Path, options: list[str], device: int, rank: int, world_size: int | None
+) -> None:
+    path = export(tmp_path, kernels=[Kernel(name="k", start=1, end=2, device=device)], arguments=options)
+    reading = read(path)
+    assert (reading.timelines[0].rank, reading.world_size) == (rank, world_size)
+    assert any(f"assumed to be rank {rank}: device {device}" in each for each in reading.source.warnings) is (rank >= 0)
+
+
+def test_a_mere_assumption_gives_way_to_the_user_and_to_the_files_name(tmp_path: Path) -> None:
+    def one(name: str, device: int) -> Path:
+        kernels = [Kernel(name="k", start=1, end=2, device=device)]
+        options = ["--nnodes=2", "--nproc_per_node=8", "--node_rank=1"]
+        return Export(kernels=kernels, arguments=options).write(tmp_path / name)
+
+    paths = [one("a.sqlite", 1), one("b.sqlite", 2)]
+    assert list(read_inputs(paths).ranks) == [9, 10]
+    assert list(read_inputs(paths, ReadOptions(ranks={"b.sqlite": 12})).ranks) == [9, 12]
+    assert list(read_inputs([one("rank14.sqlite", 1)]).ranks) == [14]
+
+
+def test_ranks_of_one_report_have_one_clock(tmp_path: Path) -> None:
+    one, other = (only_clock(node(tmp_path, name)) for name in ("a.sqlite", "b.sqlite"))
+    assert one == other, "one session"
+    path = node(tmp_path, "c.sqlite")
+    far = edit(path, f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = globalPid + {1 << 56} WHERE deviceId = 1")
+    assert [each.recorded for each in read(far).timelines] == [{}, {}], "two machines"
+
+
+def only_clock(path: Path) -> object:
+    (clock,) = {each.recorded["clock"] for each in read(path).timelines}
+    return clock
+
+
 def test_ranks_of_several_unnamed_nodes_never_fall_together(tmp_path: Path) -> None:
     paths = [node(tmp_path, f"node{at}.sqlite") for at in (0, 1)]
     with pytest.raises(InputError, match=r"or ranks=\{'node0.sqlite': 0, 'node1.sqlite': 2\}"):

@@ -176,6 +176,7 @@ def test_each_device_that_runs_a_kernel_is_a_rank_and_that_is_reported(tmp_path:
     )
     reading = read(path)
     assert [(each.rank, *names_of(each)) for each in reading.timelines] == [(0, NAMES[COLLECTIVE]), (1, NAMES[GEMM])]
+    assert len({each.recorded["clock"] for each in reading.timelines}) == 1
     assert any("device 0 (process 81), device 1 (process 80)" in warning for warning in reading.source.warnings)
     other = write(tmp_path / "y.json", process([kernel(1, 2)]), process([kernel(1, 2)], pid=5))
     run = read_inputs([path, other], ReadOptions(ranks={"x.json": 0, "y.json": 2}))

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.assemble import assemble, assemble_jobs
 from overlapscope.ingest.reader import Reading
 from overlapscope.timeline.columns import size
@@ -132,6 +132,23 @@ def test_files_that_state_no_rank_are_numbered_by_their_names_where_that_is_aske
     assert warnings(run) == ["3 files are ranks in the order of their names; whether they have that order is not known"]
     with pytest.raises(InputError, match="use ranks='by-name' for the order of file names, or ranks="):
         assemble_jobs(silent[:2], {})
+
+
+def test_files_of_one_name_cannot_be_numbered_by_it() -> None:
+    silent = [(Path(name), reading(name, trace(CALLS, rank=UNKNOWN_RANK))) for name in ("a/t.json", "b/t.json")]
+    with pytest.raises(UsageError, match=r"ranks='by-name': several inputs are named t\.json; rename them"):
+        assemble_jobs(silent, "by-name")
+
+
+def test_ranks_that_other_traces_state_are_left_out_of_the_numbering_by_names() -> None:
+    """Logs are of the same ranks as traces, and state nothing here."""
+    ranks = {"a.json": UNKNOWN_RANK, "b.json": 0, "c.json": UNKNOWN_RANK, "trace_rank2.json": UNKNOWN_RANK,
+             "d.json": UNKNOWN_RANK}  # fmt: skip
+    files = [(Path(name), reading(name, trace(CALLS, rank=rank))) for name, rank in ranks.items()]
+    ((_, run),) = assemble_jobs([*files, (Path("nccl.log"), reading("nccl.log", log(lines(), rank=1)))], "by-name")
+    assert {source.path: source.ranks for source in run.sources if source.path != "nccl.log"} == {
+        "a.json": (1,), "b.json": (0,), "c.json": (3,), "trace_rank2.json": (2,), "d.json": (4,),
+    }  # fmt: skip
 
 
 def test_files_that_state_their_rank_keep_it() -> None:

@@ -77,6 +77,15 @@ def test_a_cause_that_only_an_outlier_has_is_listed_with_its_gpu_hours() -> None
     assert found[-1] == ["only the optimizer follows, or recording ends", "0.000", "0.0 %", "6.0"]
 
 
+def test_parts_of_a_sum_that_only_an_outlier_has_are_listed_with_their_gpu_hours() -> None:
+    waits = {"peer_host": 60, "peer_compute": 30}
+    costed = with_causes(ONE_LONG, [USUAL_MS, USUAL_MS, {"dependency": 3, **waits}, USUAL_MS])
+    hours = {"dependency": 1.0, "queued": 1.0, "peer_host": 4.0, "peer_compute": 2.0}
+    assert costed.throughput is not None
+    found = table(replace(costed, throughput=replace(costed.throughput, exposed_causes_gpu_hours_a_day=hours)))
+    assert [row[-1] for row in found[-3:]] == ["6.0", "2.0", "4.0"]
+
+
 def test_a_cause_that_only_some_usual_steps_have_is_listed() -> None:
     found = table(with_causes(ALIKE, [USUAL_MS, USUAL_MS, {"dependency": 3, "tail": 9}, USUAL_MS]))
     assert [row[1:] for row in found] == [

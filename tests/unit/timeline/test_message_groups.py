@@ -62,6 +62,7 @@ def test_known_peers_say_the_group_too_and_stay() -> None:
     ("ranges", "groups", "group"),
     [
         pytest.param(["nccl:send 1->2"], (STAGES,), "1", id="one group"),
+        pytest.param(["nccl:send 1->2"], (RING,), "7", id="one group, a ring"),
         pytest.param(["nccl:send 2->3"], (WORLD, STAGES), "0", id="at its place in all ranks"),
         pytest.param(["nccl:send 1->5"], (STAGES,), None, id="a place that the group lacks"),
         pytest.param(["nccl:send 1->2"], (STAGES, RING), None, id="a ring of the same ranks"),

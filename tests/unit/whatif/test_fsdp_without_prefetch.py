@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.columns import HOST
 from overlapscope.timeline.run import Group, Run
-from overlapscope.whatif.replay.graph import Call, Graph, Item, LateEnd, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.graph import Busy, Call, Graph, Item, LateEnd, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Wait, replay
-from overlapscope.whatif.step_graph.fsdp_changes import not_resharded, prefetched
+from overlapscope.whatif.step_graph.fsdp_changes import gathers_of, grouped, not_resharded, prefetched
 from overlapscope.whatif.step_graph.recorded_graph import recorded_graphs
 from tests.support.builders import EPOCH_NS
 from tests.support.graph_cases import fsdp, recorded
@@ -110,6 +110,21 @@ def _apart(graph: Graph) -> Graph:
 def test_a_setting_is_one_of_the_ranks_of_all_groups() -> None:
     made = recorded(fsdp())
     together = recorded_graphs(made, match_and_align(made)).graphs[0]
-    for changed in (not_resharded, lambda graph: prefetched(graph, "forward", 1)):
+    changes = (
+        not_resharded,
+        lambda graph: prefetched(graph, "forward", 1),
+        lambda graph: grouped(graph, 2, 500_000.0),
+    )
+    for changed in changes:
         assert step_us(changed(together)) < step_us(together)
         assert step_us(changed(_apart(together))) == pytest.approx(step_us(changed(together)), rel=1e-3)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_gather_that_the_step_does_not_wait_for_stays_where_it_was_launched(depth: int) -> None:
+    graph, busy = graphs()[1], Busy(ns=100.0, beside_ns=0.0)
+    (first, second, *_), scatter = gathers_of(graph).forward, Launch(gathers_of(graph).scatters[0])
+    items = (Launch(first), Wait(first), busy, Launch(second), busy, scatter)
+    made = replace(graph, programmes={0: items})
+    expected = {0: items, 1: (Launch(first), Wait(first), Launch(second), busy, busy, scatter)}
+    assert prefetched(made, "forward", depth).programmes[0] == expected[depth]

@@ -43,8 +43,9 @@ QUIET = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
 def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
     run = recorded(made, on_host=on_host)
     case = graph_case(run, match_and_align(run))
+    free = {"comm_share": 0.0, "transfer_beside_compute": 1.0, "latency_us": 0.0, "host_share": 0.0}
     known = tuple(
-        replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us", "host_share") else each
+        replace(each, **dict.fromkeys(("value", "low", "high"), free[each.name])) if each.name in free else each
         for each in case.assumptions
     )
     return replace(case, slowdown_fit=QUIET, assumptions=known)
@@ -171,6 +172,21 @@ def test_the_first_version_of_fsdp_is_given_no_code_where_it_has_none_and_the_be
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("low", [-0.01, 0.0005])
+def test_without_a_setting_that_surely_gains_more_than_recordings_differ_the_first_version_of_fsdp_is_left_alone(
+    low: float,
+) -> None:
+    answer = answered(fsdp(modules=6), 2.0)
+    rows = [
+        replace(each, gain=low + 0.01, gain_low=low) if each.knobs != {"forward_prefetch": 2} else each
+        for each in answer.scenarios
+    ]
+    own = with_best_of_fsdp1(replace(answer, scenarios=rows, best=Best(knobs={"forward_prefetch": 2})))
+    assert own.verdict == "no_change"
+    assert own.reasons[0].startswith("no setting of FullyShardedDataParallel surely gains")
+    assert fsdp_advice(own) == []
+
+
 def test_a_step_that_computes_for_long_is_left_alone_and_so_is_one_where_nothing_is_sharded() -> None:
     answer = answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)
     assert answer.verdict == "no_change"
@@ -241,11 +257,25 @@ def test_how_compute_slows_transfers_is_measured_on_like_calls(partly: float) ->
 
 
 def test_transfers_that_take_as_long_beside_compute_are_not_slowed_by_it() -> None:
-    for world_size, range_ in ((2, (0.0, 0.0)), (4, (0.0, 1.0))):
+    for world_size in (2, 4):
         run = replace(recorded(fsdp(ahead=1)), world_size=world_size)
         case = graph_case(run, match_and_align(run))
-        share = next(each for each in case.assumptions if each.name == "comm_share")
-        assert (share.value, share.low, share.high) == (0.0, *range_), "a range where ranks are missing"
+        beside = next(each for each in case.assumptions if each.name == "transfer_beside_compute")
+        most = 1.0 if world_size == 2 else case.slowdown_fit.high
+        assert (beside.value, beside.low, beside.high) == (1.0, 1.0, most), "a range where ranks are missing"
+
+
+def test_what_is_measured_of_transfers_does_not_depend_on_an_assumed_slowdown_of_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = recorded(fsdp(ahead=1))
+    assert not graph_case(run, match_and_align(run)).slowdown_fit.identified
+    name = "overlapscope.whatif.step_graph.graph_case.slowed_beside"
+    monkeypatch.setattr(name, lambda calls: (1.15, 1.1, 1.2))
+    case = graph_case(run, match_and_align(run))
+    (beside,) = (each for each in case.assumptions if each.name == "transfer_beside_compute")
+    assert (beside.low, beside.value, beside.high) == (1.1, 1.15, 1.2)
+    assert "comm_share" not in {each.name for each in case.assumptions}
 
 
 def test_a_shifted_clock_changes_no_prediction() -> None:

@@ -16,13 +16,12 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.per_rank.following_compute import OPTIMIZER
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints, size
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
-from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.optimizer_marks import optimizer_marks
 from overlapscope.timeline.rows import smallest_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
@@ -124,8 +123,7 @@ def _between_optimizers(timeline: RankTimeline) -> list[StepWindow]:
     """Return the time from what one optimizer launches first on the device to what the next does, without a number of
     a step; empty without a device."""
     spans, notes = timeline.spans, timeline.annotations
-    marks = np.flatnonzero(rows_named(notes.name, timeline.names, OPTIMIZER.match))
-    marks = marks[np.argsort(notes.start_ns[marks], kind="stable")]
+    marks = optimizer_marks(timeline)
     if not timeline.has_device or not marks.size:
         return []
     of = np.searchsorted(notes.start_ns[marks], spans.launch_ns, side="right") - 1

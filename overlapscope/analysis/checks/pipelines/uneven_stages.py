@@ -82,23 +82,28 @@ def uneven_stages(
             return []
     step = _of_a_step(heaviest, by_stage, work, step_ns) if kernels else None
     layer = None if step is None else _layer_ns(heaviest, by_stage, run, step, step_ns, parts or {})
-    evidence = {
-        "stage": heaviest,
-        "ranks": sorted(by_stage[heaviest]),
-        "work_ns": _rounded(usual),
-        "more_ns": round(more.ns),
-        **({} if step is None else {"more_step_ns": round(step.more_ns), "step_work_ns": _rounded(step.work_ns)}),
-        **({} if layer is None else {"layer_step_ns": round(layer)}),
-    }
-    return [
-        Finding(
-            id=f"uneven_stages:stage{heaviest}",
-            severity="warning",
-            title=_title(heaviest, sorted(by_stage[heaviest]), more, step, layer, kernels=kernels),
-            evidence=evidence,
-            known_from="trace",
-        )
-    ]
+    title = _title(heaviest, sorted(by_stage[heaviest]), more, step, layer, kernels=kernels)
+    return [_finding(title, heaviest, sorted(by_stage[heaviest]), usual, more, step, layer)]
+
+
+def _finding(
+    title: str, stage: int, ranks: list[int], usual: Mapping[int, float], more: More, step: _StepWork | None,
+    layer_ns: float | None,
+) -> Finding:  # fmt: skip
+    return Finding(
+        id=f"uneven_stages:stage{stage}",
+        severity="warning",
+        title=title,
+        evidence={
+            "stage": stage,
+            "ranks": ranks,
+            "work_ns": _rounded(usual),
+            "more_ns": round(more.ns),
+            **({} if step is None else {"more_step_ns": round(step.more_ns), "step_work_ns": _rounded(step.work_ns)}),
+            **({} if layer_ns is None else {"layer_step_ns": round(layer_ns)}),
+        },
+        known_from="trace",
+    )
 
 
 def _recorded(run: Run, work: Mapping[int, RankCompute]) -> dict[int, list[int]]:

@@ -25,12 +25,13 @@ from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
+from overlapscope.ingest.formats.kineto.own_rank import host_in_name, with_rank
 from overlapscope.ingest.formats.kineto.transfers import inside, with_transfers
 from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, Ints, Steps, shift
 from overlapscope.timeline.rows import sum_by
-from overlapscope.timeline.run import UNKNOWN_RANK, Source
+from overlapscope.timeline.run import Source
 
 MOST_SHAPED: Final = 0.5
 """The sizes of a step's inputs are known if at least this share of its operations states shapes."""
@@ -70,12 +71,11 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         _refuse_lost_device(columns, metadata, display_path(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
     built = build(columns, metadata, context.classifier, display_path(path), truncated)
-    rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
     timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
-    stated = {"host": metadata.host, "trigger": metadata.reason}
+    stated = {"host": metadata.host or host_in_name(path, timeline), "trigger": metadata.reason}
     recorded = {name: value for name, value in stated.items() if value is not None}
     return Reading(
-        timelines=(replace(timeline, rank=rank, recorded=recorded),),
+        timelines=(with_rank(replace(timeline, recorded=recorded), metadata.rank, path, built.groups),),
         world_size=metadata.world_size,
         groups=built.groups,
         fingerprint=dict(metadata.fingerprint),

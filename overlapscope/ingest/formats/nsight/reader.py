@@ -20,8 +20,9 @@ from overlapscope.ingest.formats.nsight import REPORT_MAGIC
 from overlapscope.ingest.formats.nsight.nvtx import member_facts
 from overlapscope.ingest.formats.nsight.tables import KERNELS, NsightTables
 from overlapscope.ingest.parsing.gzip_stream import GZIP_MAGIC
+from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
-from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.ingest.reader import ReadContext, Reading, rank_from_path
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
@@ -34,6 +35,8 @@ _VARIABLES: Final = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 """Variables of rank and world size, by launcher; the first that is set decides."""
+MACHINE_BITS: Final = 48
+"""Bits of a process key below those that tell machines (hardware and virtual machine) apart."""
 KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
 _OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]node)(?:=(?P<value>.*))?")
 
@@ -59,13 +62,14 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     base_ns, time_note = _epoch(info)
     recording = replace(recording, base_ns=base_ns)
     built, left_out = rank_timelines(recording, context.classifier, source=name, truncated=bool(damage))
-    hint = rank_hint(_variables(info), _arguments(info), len(built))
+    hint = rank_hint(_variables(info), _arguments(info), [each.unit.device for each in built])
     warnings = [*damage, *time_note, *_counted(tables, left_out)]
     if behind:
         warnings.append("the write-ahead log beside it was not read: close the program that wrote the database")
     warnings += _rank_notes(built, hint)
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
     groups = {group.name: group for each in built for group in each.built.groups}
+    clock = _clock(info, built, name)
     return Reading(
         source=Source(
             path=name,
@@ -77,13 +81,14 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
             warnings=tuple(warnings),
         ),
         timelines=tuple(
-            replace(each.built.timeline, rank=_rank(at, hint, len(built))) for at, each in enumerate(built)
+            replace(each.built.timeline, rank=rank, recorded=clock)
+            for each, rank in zip(built, _ranks(built, hint, path), strict=True)
         ),
         world_size=hint.world_size,
         groups=tuple(groups.values()),
         fingerprint=_fingerprint(info),
         facts=member_facts(recording),
-        ranks_assumed=len(built) > 1 and hint.first is None,
+        ranks_assumed=hint.assumed or (len(built) > 1 and hint.first is None),
     )
 
 
@@ -109,17 +114,36 @@ class RankHint(msgspec.Struct, frozen=True, kw_only=True):
     """Rank of a recording's first process and world size, from its environment; None where unknown."""
 
     first: int | None = None
+    assumed: bool = False
+    """Whether `first` is the rank of its node's device 0, and each process is assumed to have its device's number in
+    the node: fewer processes were recorded than the node has."""
     world_size: int | None = None
     said_by: str = ""
 
 
-def _rank(at: int, hint: RankHint, ranks: int) -> int:
-    if hint.first is None and ranks == 1:
-        return UNKNOWN_RANK
-    return min((hint.first or 0) + at, MAX_RANKS)
+def _ranks(built: list[BuiltRank], hint: RankHint, path: Path) -> list[int]:
+    """Return the rank of each process; of a single one without a hint, or with a mere assumption against its file's
+    name, UNKNOWN_RANK."""
+    if len(built) == 1 and (hint.first is None or (hint.assumed and rank_from_path(path) is not None)):
+        return [UNKNOWN_RANK]
+    places = [each.unit.device for each in built] if hint.assumed else range(len(built))
+    return [min((hint.first or 0) + place, MAX_RANKS) for place in places]
+
+
+def _clock(info: Mapping[str, list[str]], built: list[BuiltRank], name: str) -> dict[str, str]:
+    """Return the clock of a report's ranks: of one session on one machine, as process keys tell machines apart."""
+    machines = {each.unit.process >> MACHINE_BITS for each in built}
+    starts = sorted(set(info.get("utcEpochNs", ())))
+    if len(machines) > 1 or len(starts) > 1:
+        return {}
+    return {"clock": f"nsys session {starts[0] if starts else hash_of(name.encode())}"}
 
 
 def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
+    if hint.assumed:
+        at = (hint.first or 0, built[0].unit.device)
+        more = f" (device {at[1]}), the others likewise" if len(built) > 1 else f": device {at[1]} of its node"
+        return [f"it does not name its rank; assumed to be rank {sum(at)}{more}, with {hint.said_by}"]
     if len(built) == 1:
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
     return [
@@ -200,13 +224,15 @@ def _fingerprint(info: Mapping[str, list[str]]) -> dict[str, str | int | None]:
     return known
 
 
-def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], processes: int) -> RankHint:
-    """Return the rank and world size that the environment and arguments of a recording with `processes` processes
-    state.
+def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], devices: Sequence[int]) -> RankHint:
+    """Return the rank and world size that the environment and arguments of a recording state; `devices` holds the
+    device of each of its processes.
 
-    A rank variable is the rank of a single process only. torchrun's options give the first rank of a node when its
-    number of processes equals the number recorded; a single node begins with rank 0.
+    A rank variable is the rank of a single process only. torchrun's options give the world size, and the first rank of
+    a node; a single node begins with rank 0. Of fewer processes than the node has, each is assumed to have the number
+    of its device.
     """
+    processes = len(devices)
     if processes == 1:
         for rank_name, size_name in _VARIABLES:
             rank = _number(variables.get(rank_name))
@@ -215,12 +241,17 @@ def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], processes:
                 return RankHint(first=rank, world_size=size or None, said_by=f"{rank_name}={rank}")
     options = _options(arguments)
     nodes, node, per_node = (options.get(name) for name in ("nnodes", "node_rank", "nproc_per_node"))
-    if per_node == processes and nodes == 1:
-        return RankHint(first=0, world_size=per_node, said_by=f"--nnodes=1 --nproc-per-node={per_node}")
-    if per_node == processes and node is not None and nodes is not None and node < nodes:
+    if not nodes or not per_node or processes > per_node or nodes * per_node > MAX_RANKS:
+        return RankHint()
+    said_by = f"--nnodes=1 --nproc-per-node={per_node}"
+    if nodes > 1:
         said_by = f"--node-rank={node} --nproc-per-node={per_node}"
-        return RankHint(first=node * per_node, world_size=nodes * per_node, said_by=said_by)
-    return RankHint()
+    node = 0 if nodes == 1 else node
+    assumed = processes < per_node
+    told_apart = len(set(devices)) == processes and all(0 <= device < per_node for device in devices)
+    if node is None or node >= nodes or (assumed and not told_apart):
+        return RankHint(world_size=nodes * per_node)
+    return RankHint(first=node * per_node, world_size=nodes * per_node, assumed=assumed, said_by=said_by)
 
 
 def _options(arguments: Sequence[str]) -> dict[str, int]:

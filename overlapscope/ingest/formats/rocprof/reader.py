@@ -32,7 +32,7 @@ from overlapscope.ingest.formats.rocprof.records import (
     ProcessRecords,
     processes,
 )
-from overlapscope.ingest.parsing.json_values import json_text
+from overlapscope.ingest.parsing.json_values import hash_of, json_text
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
@@ -69,6 +69,7 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
         warnings.append(device_order_note(built))
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
     groups = {group.name: group for each in built for group in each.built.groups}
+    clock = {"clock": f"rocprof file {hash_of(display_path(path).encode())}"} if len(built) > 1 else {}
     ranks = range(len(built)) if len(built) > 1 else [UNKNOWN_RANK]
     return Reading(
         source=Source(
@@ -79,7 +80,9 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
             unlinked=sum(each.built.unlinked for each in built),
             warnings=tuple(warnings),
         ),
-        timelines=tuple(replace(each.built.timeline, rank=rank) for rank, each in zip(ranks, built, strict=True)),
+        timelines=tuple(
+            replace(each.built.timeline, rank=rank, recorded=clock) for rank, each in zip(ranks, built, strict=True)
+        ),
         groups=tuple(groups.values()),
         fingerprint={"device": next(iter(rows.products))} if len(rows.products) == 1 else {},
         ranks_assumed=len(built) > 1,

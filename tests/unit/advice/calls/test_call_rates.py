@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.calls import call_rates
 from overlapscope.advice.calls.call_rates import dominant_calls, like_sockets, transfer_rate_gbs
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Group, Run
 from tests.support.step_cases import Item, Kernel, Sent, made
 from tests.unit.advice.test_exposed_calls import MIB, looked_at
 
@@ -41,6 +42,21 @@ def test_the_calls_of_most_exposed_time_are_named_with_number_size_and_rate() ->
     assert found.busbw_gbs == pytest.approx(4 * MIB / 400e3)
     assert found.words("step") == "mostly all_reduce of DP among 2 ranks, 1 a step of 4 MiB, 10.5 GB/s on the bus"
     assert found.words("step", rate=False).endswith("1 a step of 4 MiB")
+
+
+def test_calls_of_a_rank_are_those_of_all_its_groups() -> None:
+    step = [Kernel(start=0, end=100), Sent(start=100, end=300, size_bytes=4 * MIB),
+            Sent(start=300, end=500, size_bytes=4 * MIB, group="h")]  # fmt: skip
+
+    def words(*ranks: tuple[int, ...]) -> str:
+        run = made(lambda _: step)
+        groups = [replace(run.groups[0], name=name, ranks=own) for name, own in zip("gh", ranks, strict=True)]
+        found = dominant_calls(looked_at(replace(run, groups=tuple(groups))))
+        assert found is not None
+        return found.words("step")
+
+    assert "2 a step" in words((0, 1), (0, 1))
+    assert "1 a step" in words((0, 2), (1, 3))
 
 
 def test_the_rate_of_calls_that_may_hold_waiting_is_a_least_one_and_small_calls_have_none() -> None:
@@ -90,3 +106,22 @@ def test_even_the_fastest_large_calls_may_be_as_slow_as_sockets(
     given = one_of_eight(in_turn((1, us, 20)), ranks)
     found = like_sockets(given, dominant_calls(given))
     assert found == ((pytest.approx(1.75 * MIB / (us * 1e3)), 6) if slow else None)
+    known = [replace(each, host="a") for each in given.analysis.ranks]
+    one_host = replace(given, analysis=replace(given.analysis, ranks=known))
+    assert like_sockets(one_host, dominant_calls(given)) == found, "of the others no host is known"
+
+
+def test_groups_of_another_size_say_nothing_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_rates, "SOCKET_BYTES", MIB)
+    step = [*in_turn((1, 800, 20)), Sent(start=860, end=870, size_bytes=MIB, group="h")]
+    given = one_of_eight(step, (0, 8, 16))
+    timeline = given.run.ranks[0]
+    calls = timeline.collectives
+    sizes = np.where(calls.group == timeline.names.index("h"), 2, calls.group_size).astype(calls.group_size.dtype)
+    run = replace(
+        given.run,
+        ranks={0: replace(timeline, collectives=replace(calls, group_size=sizes))},
+        groups=(*given.run.groups, Group(name="h", size=2, ranks=(0, 1))),
+    )
+    mixed = looked_at(run)
+    assert like_sockets(mixed, dominant_calls(mixed)) == (pytest.approx(1.75 * MIB / 800e3), 6)

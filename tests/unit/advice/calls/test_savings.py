@@ -15,6 +15,7 @@ from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
@@ -108,6 +109,22 @@ def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_oth
     assert found == pytest.approx(sum(map(min, rows_of)))
 
 
+def test_calls_on_several_streams_at_once_save_no_more_than_their_time() -> None:
+    calls = [Sent(start=300, end=800, launch=250, size_bytes=36 * MIB) for _ in range(3)]
+    given = looked_at(made(lambda _: [Kernel(start=0, end=300), *calls, Kernel(start=800, end=990)]))
+    parts = {rank: replace(each, by_graph={"dependency": times(0, STEP)}) for rank, each in given.parts.items()}
+    timeline = given.run.ranks[0]
+    spans = timeline.spans
+    streams = np.where(spans.collective == NONE, 0, 1 + spans.collective % 3).astype(spans.lane.dtype)
+    apart = replace(timeline, spans=replace(spans, lane=streams))
+    rows = np.arange(3 * STEPS)
+    each_ns = np.full(rows.size, 500 * US)
+    found = saved_by_half_ns(replace(given, parts=parts), apart, given.windows[0], rows, each_ns)
+    assert found == 500 * US, "not three times 250"
+    one = saved_by_half_ns(replace(given, parts=parts), apart, given.windows[0], rows[::3], each_ns[::3])
+    assert one == 250 * US
+
+
 def test_compute_beside_calls_is_slowed_for_half_as_long() -> None:
     call = Sent(start=300, end=700, launch=250, size_bytes=36 * MIB)
     given = looked_at(made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)]))
@@ -130,6 +147,16 @@ def test_half_of_the_bytes_halves_no_latency(group: str, least: float) -> None:
         timeline = replace(timeline, collectives=replace(timeline.collectives, group=without))
     took = timeline.collectives.end_ns - timeline.collectives.start_ns
     assert moving_ns(timeline, np.arange(took.size), took).tolist() == [least * US, 240 * US] * STEPS
+
+
+def test_what_is_exposed_of_a_last_bucket_is_said_beside_what_of_it_can_be_saved() -> None:
+    given = looked_at(last_gradient([100, 120, 100, 900]))
+    late = {"host_not_ready": times(700, 750), "dependency": times(750, 850)}
+    parts = {rank: replace(each, by_graph=late) for rank, each in given.parts.items()}
+    found = embedding_tail(replace(given, parts=parts))
+    assert found is not None
+    assert "0.15 ms of its all-reduce are exposed, of which 0.1 ms can be saved at most, and no bucket" in found.title
+    assert (found.gain_high_ns, found.evidence["tail_ns"]) == (100 * US, 150 * US)
 
 
 def test_all_reduces_of_one_size_before_backward_and_in_it_may_be_of_tensor_parallelism() -> None:

@@ -35,6 +35,12 @@ def reduced(
 
 PHASED = Sent(start=100, end=110, launch=1, group="h", phase="backward")
 SMALL = [1 << at for at in range(8, 20)]
+LARGE = [at * MIB for at in range(1, 13)]
+SMALL_AFTER: list[Item] = [
+    Kernel(start=650, end=750, launch=2),
+    *(Sent(start=760 + 12 * at, end=770 + 12 * at, launch=1, size_bytes=256 << at) for at in range(8)),
+]
+"""A row of its own: compute lies before it."""
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,7 @@ SMALL = [1 << at for at in range(8, 20)]
     [
         pytest.param(reduced(*SMALL), AFTER_BACKWARD + FLATTEN, id="one by one"),
         pytest.param(reduced(*(at * MIB for at in (1, 2, 3, 4))), AFTER_BACKWARD, id="large ones"),
+        pytest.param([*reduced(*LARGE, took=10), *SMALL_AFTER], AFTER_BACKWARD, id="many large ones, then small ones"),
         pytest.param([*reduced(64 * MIB, took=300), PHASED], AFTER_BACKWARD, id="flat, the only call of the step"),
         pytest.param([*reduced(4096, took=300), PHASED], None, id="one small call, as of a loss"),
         pytest.param(reduced(64 * MIB, took=300), None, id="one call, of which it is not known who launched it"),

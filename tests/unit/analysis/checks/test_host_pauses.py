@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.host_pauses import host_pauses
+from overlapscope.analysis.checks.host_pauses import CostlyPause, _why, host_pauses
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
@@ -180,6 +180,34 @@ def test_a_host_that_stops_often_and_anywhere_may_lack_a_core() -> None:
     assert named(often) == []
     at_one_place = run(lambda *_: {3 + 2 * number: 3.2 for number in range(5)})
     assert len(named(at_one_place)) == 1
+
+
+def test_one_host_alone_that_stops_often_and_anywhere_is_named() -> None:
+    """Rank 1 stops for 3.2 ms five times in each step, now here, now there; rank 0 never does."""
+
+    def anywhere(step: int, rank: int) -> dict[int, float]:
+        return {3 + 3 * number + (number + step) % 2: 3.2 for number in range(5)} if rank else {}
+
+    (found,) = named(run(anywhere))
+    assert found.title.startswith("the host paused 15 times, for 4.2 ms (rank 1 in each of 3 steps), at several places")
+    assert found.title.endswith(
+        "the host of the other rank hardly pauses, so it loses its core, or another thread of it holds Python's lock"
+    )
+    assert (found.evidence["ranks"], found.evidence["anywhere"]) == ([1], True)
+    assert ", at many places, and its device idles for " in advice(run(anywhere))["host_pauses"].title
+
+
+def test_of_a_pause_before_the_first_operation_it_is_said_that_it_may_be_the_profilers() -> None:
+    def pause(before: str) -> CostlyPause:
+        return CostlyPause(
+            rank=0, step=7, start_ns=0, paused_ns=10 * MS, idle_ns=10 * MS, waited_ns=0, into_step_ns=0, before=before,
+            after="aten::to", inside=None,
+        )  # fmt: skip
+
+    first, later = pause("the begin"), pause("aten::mm")
+    assert _why([first], 2, anywhere=False).startswith("the start of the profiler, garbage collection")
+    assert _why([first, later], 2, anywhere=False).endswith("a lost core, or the profiler at its start")
+    assert "profiler" not in _why([later], 2, anywhere=False)
 
 
 def test_where_hosts_share_cores_that_is_why_they_pause() -> None:

@@ -1,6 +1,7 @@
 """Launches whose kernels were lost are named with their steps, which are left out; what ran first is said to be so."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ STEPS, LAUNCHES = 5, 30
 
 
 def recorded(
-    tmp_path: Path, *, lost: range, call: str = "cudaLaunchKernel", beside: str = "", early: int = 0
+    tmp_path: Path, *, lost: Sequence[int], call: str = "cudaLaunchKernel", beside: str = "", early: int = 0
 ) -> Analysis:
     """Return the analysis of five steps of 1 ms with 30 launches each, of which those of numbers `lost` have no kernel,
     after `early` kernels without a launch; `beside` is another call."""
@@ -58,6 +59,15 @@ def test_a_stretch_of_lost_kernels_is_named_and_its_steps_are_left_out(tmp_path:
         "are left out"
     ]
     assert complete(analysis) == [0, 3, 4]
+
+
+def test_of_several_stretches_the_longest_is_named_and_the_steps_of_all(tmp_path: Path) -> None:
+    analysis = recorded(tmp_path, lost=[*range(2, 24), *range(70, 95)])
+    assert said(analysis, "lost_kernels") == [
+        "rank 0: 25 launches in a row of 150, from 2.3 to 3.1 ms after the first, have no kernel recorded, nor have 22 "
+        "more in other stretches; steps 0, 2, 3 are left out"
+    ]
+    assert complete(analysis) == [1, 4]
 
 
 def test_so_is_the_end_where_it_lasts_for_more_than_a_step(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import outlier_steps
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
 from tests.support.rank_rows import Row, rank_timeline
 
@@ -31,7 +33,7 @@ def said(ranges: Ranges, *, verb: str = "takes", lane: int = 0) -> tuple[str, di
     run = Run(world_size=1, ranks={0: rank_timeline(lanes=[{}, {}], steps=steps, annotations=notes)})
     lengths = [(each["step"], each["end_ns"] - each["start_ns"]) for each in steps]
     figures = [(step, ns, 0, MS, 0) if verb == "takes" else (step, 100 * MS + ns, 0, MS, ns) for step, ns in lengths]
-    (found,) = with_ranges(outlier_steps({0: figures}, {0: "trace"}), run)
+    (found,) = with_ranges(outlier_steps({0: figures}, {0: "trace"}), run, {}, {})
     assert f"step {ODD} of rank 0 {verb}" in found.title
     return found.title, found.evidence
 
@@ -62,3 +64,41 @@ def test_no_range_is_named_that_does_not_explain_the_step(ranges: Ranges) -> Non
 
 def test_a_range_of_another_thread_does_not_explain_a_step() -> None:
     assert "range" not in said([("checkpoint", 5, 50)], lane=1)[1]
+
+
+def idle_in(name: str, *, until: int = 70) -> tuple[str, dict[str, object]]:
+    """Return title and evidence of step 3, of 60 ms instead of 10: it computes for 8 ms, and step 4, whose range `name`
+    begins with it on the host after 10 ms and ends at `until`, computes nothing before its own window."""
+    begins, length = [0, 10, 20, 30, 90, 100], [10, 10, 10, 60, 10, 10]
+    windows = [
+        StepWindow(step=step, recording=0, window=(at * MS, (at + lasts) * MS), complete=True)
+        for step, (at, lasts) in enumerate(zip(begins, length, strict=True))
+    ]
+    steps = [{"step": step, "start_ns": at * MS, "end_ns": (at + 10) * MS} for step, at in enumerate(begins)]
+    steps[4] |= {"start_ns": 40 * MS, "end_ns": 100 * MS}
+    notes = [{"name": f"ProfilerStep#{each['step']}", "lane": 0, "start_ns": each["start_ns"], "end_ns": each["end_ns"]}
+             for each in steps]  # fmt: skip
+    usual = [{"name": name, "lane": 0, "start_ns": at * MS, "end_ns": at * MS + MS} for at in begins]
+    usual[4] |= {"start_ns": 40 * MS, "end_ns": until * MS}
+    work = [{"step": step, "start_ns": at * MS, "end_ns": (at + 8) * MS} for step, at in enumerate(begins)]
+    timeline = rank_timeline(
+        work=work, lanes=[{}], steps=steps, annotations=sorted([*notes, *usual], key=lambda each: each["start_ns"])
+    )
+    figures = [(each, lasts * MS, 0, 8 * MS, (lasts - 8) * MS) for each, lasts in enumerate(length)]
+    found = outlier_steps({0: figures}, {0: "trace"})
+    run = Run(world_size=1, ranks={0: timeline})
+    (one,) = with_ranges(found, run, {0: Coverage.of(timeline.spans)}, {0: windows})
+    return one.title, one.evidence
+
+
+def test_what_the_host_does_while_its_device_idles_is_named_though_other_steps_have_it_and_the_next_has_begun() -> None:
+    title, evidence = idle_in("load", until=88)
+    assert title.endswith(
+        "it idles for 50.000 ms more than usual, 52.000 ms of it at once while the host was in load, between the last "
+        "work of step 3 and the first of step 4"
+    )
+    assert evidence["idle_range"] == "load"
+
+
+def test_a_range_of_less_than_half_of_the_idle_time_is_not_named() -> None:
+    assert "load" not in idle_in("load", until=60)[0]

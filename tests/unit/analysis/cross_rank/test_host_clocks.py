@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
 from tests.support.overlapping_calls import MS, Met, job
@@ -230,3 +231,14 @@ def test_two_hosts_of_one_name_have_two_clocks_though_some_of_their_ranks_meet_b
     )
     run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
     assert match_and_align(run).clocks.offset_ns != dict.fromkeys(range(4), 0.0)
+
+
+def test_ranks_that_one_profiler_recorded_have_one_clock_whatever_their_calls_say() -> None:
+    run = stalled(name=None, has_device=True, ahead_ms=3.0)
+    assert match_and_align(run).clocks.offset_ns != {0: 0.0, 1: 0.0}
+    together = replace(run, ranks={rank: replace(each, recorded={"clock": "x"}) for rank, each in run.ranks.items()})
+    assert match_and_align(together).clocks.offset_ns == {0: 0.0, 1: 0.0}
+    assert share_host_clock(together.ranks.values())
+    apart = replace(run, ranks={rank: replace(each, recorded={"clock": f"{rank}"}) for rank, each in run.ranks.items()})
+    assert match_and_align(apart).clocks.offset_ns == match_and_align(run).clocks.offset_ns
+    assert not any(share_host_clock(each.ranks.values()) for each in (run, apart))

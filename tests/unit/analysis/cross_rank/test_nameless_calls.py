@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.end_noise import as_exact
+from overlapscope.analysis.cross_rank.unmatched_ranks import _nothing_shared
 from overlapscope.analysis.graph.answers import UNKNOWN_MEMBERS, ranks_of_graph
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
@@ -221,6 +223,28 @@ def test_ranks_that_end_ten_times_less_exactly_together_than_others_are_of_anoth
     assert paired(match_and_align(some(run, ranks))) == {call for call in of_these if len(call) > 1}
 
 
+def test_groups_of_many_ranks_are_divided_as_those_of_few() -> None:
+    random, everyone = np.random.default_rng(1), tuple(range(136))
+    groups = [everyone[first : first + 8] for first in everyone[::8]]
+    program: list[Call] = []
+    for _ in range(20):
+        program += [(1, 1000, each, 0.5 + 0.3 * random.random()) for each in groups]
+        program.append((2, 4, everyone, 1.0))
+    run, together = made(program, jitter=0.0)
+    assert paired(match_and_align(run)) == together
+
+
+def test_ranks_of_several_groups_are_divided_by_who_keeps_as_exact_as_on_another_stream() -> None:
+    """Of a set of six, two and two and two end together as exactly as in other calls, where all do."""
+    random = np.random.default_rng(1)
+    common, ends = (np.cumsum(random.integers(9 * MS, 10 * MS, size=40)) for _ in range(2))
+    others = common + random.integers(2 * US, size=(6, 40))
+    here = ends + np.repeat(random.integers(150 * US, size=(3, 40)), 2, axis=0) + random.integers(2 * US, size=(6, 40))
+    assert as_exact(here, others, 0.0).tolist() == [0, 0, 1, 1, 2, 2]
+    assert as_exact(others, here, 0.0).tolist() == [0] * 6
+    assert as_exact(here, others, MS).tolist() == [0] * 6
+
+
 def test_ranks_of_one_group_that_end_a_few_times_less_exactly_together_are_not_divided() -> None:
     random = np.random.default_rng(1)
     late = random.integers(0, 9, size=400) * 9 * US
@@ -263,6 +287,17 @@ def test_without_a_number_of_ranks_it_is_said_that_members_may_be_missing_where_
     found = match_and_align(run)
     assert found.matched == 32
     assert ranks_of_graph(run, found) == ([], UNKNOWN_MEMBERS)
+
+
+def test_a_call_of_no_named_operation_among_others_is_not_said_to_be_why_nothing_is_paired() -> None:
+    run, _ = made([(1, 1000, (0,), 1.0)] * 3)
+    one = run.ranks[0]
+    names = (*one.names, "unknown")
+    op = one.collectives.op.copy()
+    for unnamed, said in ((1, "ranks share no call that all members of a group make"), (2, "which operation 2 of 3 ")):
+        op[:unnamed] = len(names) - 1
+        known = replace(one, names=names, collectives=replace(one.collectives, op=op))
+        assert said in _nothing_shared(replace(run, ranks={0: known}))
 
 
 def test_calls_of_no_named_operation_are_not_said_to_be_made_by_one_rank_alone() -> None:

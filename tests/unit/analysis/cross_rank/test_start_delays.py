@@ -205,6 +205,14 @@ def test_the_reason_counts_the_calls_that_are_left_out_and_how_far_ranks_came_ap
     assert "to them, by up to 12.0 ms, is not recorded for 10.0 ms of it, and no rank is blamed for these" in reason
 
 
+def test_the_reason_says_how_far_apart_ranks_came_to_the_call_to_which_they_came_furthest_apart() -> None:
+    """To the first pair's call 5 ms apart, all by the start; to the second pair's 10 ms, of which it explains 4 ms."""
+    run = recorded([0, 5, 0, 4], [[10, 15], [10, 20], [70] * 4], [[0, 1], [2, 3], [0, 1, 2, 3]])
+    (reason,) = analyze(run).skew.reasons
+    assert reason.startswith("2 of 3 matched calls")
+    assert "to them, by up to 10.0 ms, is not recorded for 4.0 ms of it, and no rank" in reason
+
+
 @pytest.mark.parametrize(("second", "blame"), [(10, 72), (70, 0)])
 def test_the_start_s_part_is_held_against_the_lead_over_the_second_latest_rank(second: int, blame: int) -> None:
     """Rank 2 began 8 ms later and arrives 80 ms after the first one; of a lead of 20 ms that is more than a quarter."""

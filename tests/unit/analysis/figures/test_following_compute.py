@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.per_rank.following_compute import following
+from overlapscope.timeline.columns import NONE
 from tests.support.rank_rows import rank_timeline
 
 CALL_ENDS = 50
@@ -34,3 +35,18 @@ def test_copies_out_of_a_call_and_norms_of_gradients_belong_to_the_call_and_the_
     step, ends = np.array([0]), np.array([CALL_ENDS])
     assert known.known(step).all()
     assert known.depends(step, ends).tolist() == [depends]
+
+
+def test_what_follows_is_that_of_the_call_s_own_step_and_nothing_is_known_of_steps_without_compute() -> None:
+    """Steps 3 and 7 compute; the optimizer of step 7 was recorded."""
+    work = [
+        {"name": name, "step": step, "start_ns": at, "end_ns": at + 5, "launch_ns": 0}
+        for name, step, at in (("gemm", 3, 10), ("gemm", 7, 110), ("optimizer", 7, 150))
+    ]
+    steps = [{"step": step, "start_ns": at, "end_ns": at + 100} for step, at in ((3, 0), (7, 100), (9, 200))]
+    known = following(rank_timeline(0, work=work, steps=steps))
+    asked = np.array([9, 7, 3, 7, NONE, 5])
+    ends = np.array([0, 110, 11, 120, 0, 0])
+    assert known.known(asked).tolist() == [False, True, False, True, False, False]
+    assert known.depends(asked, ends).tolist() == [False, True, False, False, False, False]
+    assert known.before_optimizer(asked, ends - 5, ends).tolist() == [False, False, False, True, False, False]

@@ -45,6 +45,21 @@ def test_what_the_slowest_recorded_rank_shows_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda n: falls_behind(0.1)(n)[: 3 + 2 * (n < 2)], id="few steps with many calls"),
+        pytest.param(lambda _: [Sent(start=100, end=120)], id="few calls"),
+        pytest.param(lambda _: [Sent(start=100, end=120, op="broadcast")], id="calls of another kind"),
+    ],
+)
+def test_a_recorded_rank_whose_calls_do_not_show_it_may_be_the_slower_one(
+    other: Callable[[int], Sequence[Sent]],
+) -> None:
+    assert found(falls_behind(0.1), falls_behind(0.1)) is not None
+    assert found(falls_behind(0.1), other) is None
+
+
+@pytest.mark.parametrize(
     "step",
     [
         pytest.param(falls_behind(0.0), id="as long each"),

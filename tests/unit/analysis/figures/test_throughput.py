@@ -12,8 +12,9 @@ from overlapscope.analysis.cost.throughput import Amount, Stated, Throughput, gp
 from overlapscope.analysis.result import Recommendation, with_costs
 from overlapscope.fleet.measure import measure
 from overlapscope.report.text.advice import gain_with_cost
+from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import COMM, DEVICE, HOST
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import rank_timeline
 
@@ -246,7 +247,7 @@ def recommending(gain_ns: int | None, bound_ns: int | None) -> Recommendation:
 
 
 def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
-    """By hand: a median step of 12 ms of which 3 ms are exposed, on 64 GPUs."""
+    """By hand: steps of 12, 11 and 18 ms, so 41 / 3 ms in the mean, as one is long; on 64 GPUs."""
     analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, STEPS, device=True)}))
     head = analysis.headline
     gains = [recommending(3 * MS, 5 * MS), recommending(None, 6 * MS), recommending(None, None)]
@@ -255,7 +256,7 @@ def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
     assert head.step_ns == 12 * MS
     assert costed.throughput is not None
     hours = [each.gpu_hours_a_day for each in costed.recommendations]
-    assert hours == [pytest.approx(3 / 12 * 64 * 24), pytest.approx(6 / 12 * 64 * 24), None]
+    assert hours == [pytest.approx(9 / 41 * 64 * 24), pytest.approx(18 / 41 * 64 * 24), None]
     assert [each.price_a_day for each in costed.recommendations] == [None, None, None]
     exposed, idle = costed.throughput.exposed_causes_gpu_hours_a_day, costed.throughput.idle_causes_gpu_hours_a_day
     assert exposed.keys() == head.causes.keys() != set()
@@ -263,11 +264,24 @@ def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
     assert sum(idle.values()) == pytest.approx(costed.throughput.idle_gpu_hours_a_day)
     stated = with_stated(costed.throughput, Stated(price_per_gpu_hour=2.5))
     priced = with_costs(replace(costed, throughput=stated)).recommendations
-    assert [each.price_a_day for each in priced] == [pytest.approx(16 * 24 * 2.5), pytest.approx(32 * 24 * 2.5), None]
+    assert [each.price_a_day for each in priced] == [
+        pytest.approx(9 / 41 * 64 * 60),
+        pytest.approx(18 / 41 * 64 * 60),
+        None,
+    ]
     shown = gain_with_cost(priced[0])
-    assert shown == "saves 3.000 ms a step, 384.0 GPU-hours a day worth 960.00"
-    assert gain_with_cost(costed.recommendations[1]) == "saves at most 6.000 ms a step, 768.0 GPU-hours a day"
+    assert shown == "saves 3.000 ms a step, 337.2 GPU-hours a day worth 842.93"
+    assert gain_with_cost(costed.recommendations[1]) == "saves at most 6.000 ms a step, 674.3 GPU-hours a day"
     assert gain_with_cost(priced[2]) == ""
+
+
+def test_a_gain_of_each_step_is_a_share_of_the_mean_step_where_few_are_long() -> None:
+    """By hand: steps of 10, 10, 10 and 81 ms, the last to the end of its work, of which a day has fewer."""
+    steps = [(0, 10), (10, 20), (20, 30), (30, 120)]
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, steps, device=True)}))
+    assert analysis.headline.step_ns == 10 * MS
+    (costed,) = with_costs(replace(analysis, recommendations=[recommending(3 * MS, None)])).recommendations
+    assert costed.gpu_hours_a_day == pytest.approx(3 / (111 / 4) * 64 * 24)
 
 
 def test_a_gain_of_a_whole_recording_is_a_share_of_the_recording() -> None:
@@ -339,3 +353,21 @@ def test_every_reason_names_a_figure_that_is_null() -> None:
     for its in (found(rank_of(0, STEPS)), found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}, device=True))):
         assert fields_of_reasons(its) <= set(Throughput.__struct_fields__)
         assert all(getattr(its, name) is None for name in its.reasons)
+
+
+def test_a_job_has_at_least_the_ranks_that_its_groups_name() -> None:
+    ranks = {rank: rank_of(rank, [(0, 10), (10, 20)], {"tokens": [100, 100]}, device=True) for rank in (0, 1)}
+    groups = (Group(name="pipeline", ranks=(0, 14)), Group(name="tensor", size=2))
+
+    def devices(**more: Any) -> tuple[int | None, float]:
+        result = analyze(Run(ranks=ranks, **more)).throughput
+        assert result is not None
+        assert result.tokens is not None
+        (said,) = lines(result, analyze(Run(ranks=ranks, **more)).headline)[-1:]
+        assert ("A day on at least" in said) is (more["world_size"] is None and (result.devices or 0) > len(ranks))
+        return result.devices, result.tokens.per_step
+
+    assert devices(groups=groups, world_size=None) == (15, 1500.0)
+    assert devices(groups=groups, world_size=16)[0] == 16
+    assert devices(groups=groups[1:], world_size=None)[0] == 2
+    assert devices(groups=(Group(name="g", size=8),), world_size=None)[0] == 8

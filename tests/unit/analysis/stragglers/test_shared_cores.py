@@ -71,6 +71,13 @@ def test_pauses_in_data_loading_alone_are_not_told_from_slow_loaders() -> None:
     assert (one.cores, one.while_fetching) == (2, True)
 
 
+def test_hosts_that_all_fetch_at_once_wait_for_data_and_lack_no_core() -> None:
+    """Then they launch for 4 ms, and wait for their devices; other batches are there at once."""
+    every = range(0, LENGTH, 100 * MS)
+    fetches = [(at, at + 40 * MS) for at in every] + [(at + 41 * MS, at + 41 * MS + MS // 10) for at in every]
+    assert found([host(fetching=fetches, waiting=[(at + 44 * MS, at + 100 * MS) for at in every])] * 4) == []
+
+
 def test_machines_are_told_apart_by_their_clocks() -> None:
     """Of two machines one has two cores for four hosts; the other has enough."""
     hosts = [*(host(paused) for paused in scheduled(4, 2, 3)), *[host()] * 4]

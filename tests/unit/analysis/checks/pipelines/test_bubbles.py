@@ -62,8 +62,9 @@ def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
     assert said(replace(lost, ranks={1: cut})) == []
 
 
-def test_where_no_step_was_marked_a_step_lasts_from_one_optimizer_to_the_next():
-    """Of three optimizers, each launches a kernel at the end of its step."""
+@pytest.mark.parametrize("nested", [False, True])
+def test_where_no_step_was_marked_a_step_lasts_from_one_optimizer_to_the_next(nested):
+    """Of three optimizers, each launches a kernel at the end of its step; a range of the user may be around each."""
     marked, ranks = pipeline([5, 5, 9, 5], 8), {}
     for rank, each in marked.ranks.items():
         ends = (each.steps.end_ns - MS // 2).tolist()
@@ -72,11 +73,13 @@ def test_where_no_step_was_marked_a_step_lasts_from_one_optimizer_to_the_next():
             Spans, len(ends), kind=COMPUTE, collective=NONE, start_ns=np.array(ends), end_ns=np.array(ends) + MS // 10,
             recording=0, lane=0, step=NONE, launch_ns=np.array(ends),
         )  # fmt: skip
-        names = (*each.names, "Optimizer.step#Adam.step")
+        names = (*each.names, "optimizer", "Optimizer.step#Adam.step")
         notes = make(
             Annotations, len(ends), recording=0, lane=0, name=len(names) - 1, start_ns=np.array(ends) - 1,
             end_ns=np.array(ends) + 1,
         )  # fmt: skip
+        around = replace(notes, name=notes.name - 1, start_ns=notes.start_ns - 9, end_ns=notes.end_ns + 9)
+        notes = concat([notes, around]) if nested else notes
         ranks[rank] = replace(
             each, names=names, steps=make(Steps, 0), collectives=calls, spans=concat([spans, optimizer]),
             annotations=notes,

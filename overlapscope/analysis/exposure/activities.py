@@ -1,0 +1,83 @@
+"""What a rank did in windows of time, and how these are divided into what others may have waited for."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Self
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.exposure.core_waiting import NEVER, CoreWaiting
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.intervals import Activity, BusyTime, difference, union
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
+from overlapscope.timeline.run import RankTimeline
+
+OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_copy", "peer_host")
+"""Causes of waiting for the last member, by what it did longer."""
+
+
+class Did(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long a rank seemed to do something in windows, in ns; one row for each window."""
+
+    computed: Ints
+    waited_computing: Ints
+    """It waited for a core while it seemed to compute ..."""
+    slept: Ints
+    """... or slept."""
+    communicated: Ints
+    """Without computing or copying."""
+    copied: Ints
+    """Without computing."""
+    waited_idling: Ints
+    """It waited for a core while it seemed to idle."""
+
+    @classmethod
+    def within(cls, starts_ns: Ints, ends_ns: Ints, timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Self:
+        """Return what a rank did in windows [start, end)."""
+        return cls(**{name: of(timeline, cover, core).within(starts_ns, ends_ns) for name, of in ACTIVITIES.items()})
+
+
+def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
+    """Return when a rank computed, as others see it that wait for it: no host while it was seen to collect garbage."""
+    if timeline.has_device:
+        return BusyTime(cover.compute)
+    return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
+
+
+def communicating(cover: Coverage) -> BusyTime:
+    """Return when a rank communicated, and did nothing else."""
+    return BusyTime(difference(cover.comm, union(cover.compute, cover.copy)))
+
+
+def copying(cover: Coverage) -> BusyTime:
+    """Return when the device of a rank copied without computing: as long, whether beside a call or not."""
+    return BusyTime(difference(cover.copy, cover.compute))
+
+
+def slept(core: CoreWaiting) -> Activity:
+    """Return when a rank slept though it seemed to compute, by the system's account: an operation that takes longer
+    than in other steps computes longer, for what is known."""
+    return core.sleeping if core.by_account else NEVER
+
+
+ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, CoreWaiting], Activity]]] = {
+    "computed": lambda timeline, cover, _: computing(timeline, cover),
+    "waited_computing": lambda _, __, core: core.computing,
+    "slept": lambda _, __, core: slept(core),
+    "communicated": lambda _, cover, __: communicating(cover),
+    "copied": lambda _, cover, __: copying(cover),
+    "waited_idling": lambda _, __, core: core.idling,
+}
+"""When a rank did what each field of `Did` is about."""
+
+
+def divided(length_ns: Ints, did: Did, accounted: Flags) -> Ints:
+    """Return for how long a rank computed, waited for a core, communicated without computing, copied, and did none of
+    these, in windows of this length: one row for each, in the order of `OF_LATE_RANK`.
+
+    Waiting for a core and sleep count only where they are `accounted`.
+    """
+    waited, asleep, waited_idle = (each * accounted for each in (did.waited_computing, did.slept, did.waited_idling))
+    idled = length_ns - did.computed - did.communicated - did.copied - waited_idle + asleep
+    return np.array([did.computed - waited - asleep, waited + waited_idle, did.communicated, did.copied, idled])
