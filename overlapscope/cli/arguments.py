@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.analysis.cost.peak_flops import DTYPES
+from overlapscope.cli.next_commands import MAX_GIB
 from overlapscope.cli.output import escaped, message_for_stderr, one_line, printable
 from overlapscope.errors import InputError, UsageError
 
@@ -67,9 +68,9 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-gib",
         type=float,
-        default=256,
+        default=MAX_GIB,
         metavar="N",
-        help="refuse a file that decompresses to more (default 256)",
+        help="refuse a file that decompresses to more (default %(default)s)",
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import shell_words
 from overlapscope.report.formatting import inert, inert_json
 
 MAX_LINE: Final = 2_000
@@ -16,7 +15,6 @@ PLACEHOLDERS: Final = {
     "policy": "FILE", "floor": "FILE", "output": "FILE",
 }  # fmt: skip
 """Name of each path argument in `--help`."""
-_OF_RUN: Final = re.compile(r"(\boverlapscope (?:analyze|compare|explain) )RUN\b")
 MESSAGE_LEFT_OUT: Final = "message left out by --redact; run without it to read it"
 
 
@@ -33,14 +31,6 @@ def escaped(text: str) -> str:
 def printable(text: str) -> str:
     """Return text with everything that a terminal or a CI log would act upon replaced by its code."""
     return inert(text)
-
-
-def of_given(text: str, args: argparse.Namespace) -> str:
-    """Return text whose commands name the one input that was given instead of RUN, so that they can be pasted."""
-    if len(args.inputs) != 1 or getattr(args, "redact", False):
-        return text
-    given = shell_words(map(str, args.inputs))
-    return _OF_RUN.sub(lambda found: f"{found[1]}{given}", text)
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from overlapscope.display import display_name, display_path, list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.merge.assemble import assemble_jobs
+from overlapscope.ingest.merge.by_name import numbered_by_name
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, read_task, refused, report_for, task_of
 from overlapscope.ingest.parallel.worker_count import (
@@ -150,7 +151,10 @@ def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> list[Re
         first = failed[0]
         more = f" (and {len(failed) - 1} more like it)" if len(failed) > 1 else ""
         raise InputError(f"{first.path}: {first.warnings[0]}{more}")
-    (job, run), *others = assemble_jobs(gathered.readings, options.ranks)
+    readings, given = gathered.readings, options.ranks
+    if isinstance(given, str):
+        readings, given, failed = numbered_by_name(readings, failed)
+    (job, run), *others = assemble_jobs(readings, given)
     notes = []
     if found.inputs.passed_over:
         passed = found.inputs.passed_over

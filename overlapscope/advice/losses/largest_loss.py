@@ -35,6 +35,8 @@ OF_IDLE: Final = frozenset(
 MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
 worth a figure that differs from the headline's."""
+GAPS: Final = ("behind_compute", "host_not_ready")
+"""Causes of exposed time in which the next compute waited for other compute, or for its launch: the device idles."""
 USUAL: Final = ("Largest loss: ", "Largest loss outside compute: ", "")
 """Words before a loss of usual steps: the largest one, the largest where hosts compute, which may take longer than it
 must, or another."""
@@ -55,8 +57,11 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     if few is not None:  # medians hide it, or lie between the two kinds of steps
         exposed = max(exposed, round(few.exposed_comm_ns))
     idle = given.figures.idle_ns or 0
-    of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
-    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
+    # Where most of it are gaps between kernels, they are no loss of communication, though some runs beside them.
+    gaps = sum(map(given.cause_ns, GAPS)) if given.run_has_device and few is None else 0
+    gaps = gaps if gaps > MOSTLY * exposed else 0
+    of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
+    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + gaps, OF_IDLE)
     steps = {given.per: 1, "recording": max(given.steps, 1)}
     lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
     others = max((ns for _, ns in lost), default=0)
@@ -71,7 +76,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     is_largest = loss - late_ns >= max(larger, default=0)
     if of_exposed:
         return exposed_communication(given, _exposed(given, exposed, is_largest=is_largest), late)
-    return _idle(given, idle, is_largest=is_largest)
+    return _idle(given, idle, gaps, is_largest=is_largest)
 
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
@@ -146,7 +151,7 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
-def _idle(given: RuleInput, idle: int, *, is_largest: bool) -> Recommendation:
+def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool) -> Recommendation:
     causes = given.figures.idle_causes
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
@@ -157,7 +162,7 @@ def _idle(given: RuleInput, idle: int, *, is_largest: bool) -> Recommendation:
         # What the host did is not known; how its pauses are distributed is.
         unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
         of_it = f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}"
-    largest, step = _named(given, idle, is_largest=is_largest)
+    largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
     host = host_time(
         given,
         "launch_rate",
@@ -172,14 +177,18 @@ def _idle(given: RuleInput, idle: int, *, is_largest: bool) -> Recommendation:
     return recommended(
         given,
         id="idle_device",
-        title=f"{largest}the device is idle for {ms(idle)} of {step}{of_it}",
+        title=f"{largest}{_beside(gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}",
         verdict="look",
-        loss_ns=idle,
+        loss_ns=idle + gaps_ns,
         apply={"torch": RECORD} if "no_host_events" in reasons else {},
-        evidence={"idle_ns": idle, "idle_causes": dict(causes)}
+        evidence={"idle_ns": idle, "idle_causes": dict(causes), "gaps_beside_communication_ns": gaps_ns}
         | ({} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}),
         shown_by=host.shown_by,
         measured=["time in which the device neither computes nor communicates nor copies"],
         assumed=[],
         verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )
+
+
+def _beside(gaps_ns: int) -> str:
+    return f"gaps between kernels take {ms(gaps_ns)} beside communication, and " if gaps_ns else ""

@@ -1,5 +1,6 @@
 """Find hosts of devices that pause now and then, as garbage collection, a logger or a lock make them, at a cost."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -35,6 +36,9 @@ MOST_LISTED: Final = 16
 MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
+FETCH: Final = "a batch that is fetched, as copies follow"
+COPIES: Final = re.compile(r"(?i)memcpy|aten::(to|_to_copy|copy_)$")
+"""Operations and calls that copy a batch to the device."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
 BEGIN: Final = "the begin"
 """What is before a pause where a recording has no operation yet."""
@@ -138,9 +142,10 @@ def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool) -> str:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
+    why = f"{FETCH}, {WHY}" if all(COPIES.search(each.after) for each in found) else WHY
     if not begun:
-        return WHY
-    return f"the start of the profiler, {WHY}" if begun == len(found) else f"{WHY}, or the profiler at its start"
+        return why
+    return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"
 
 
 def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Iterator[CostlyPause]:

@@ -43,9 +43,18 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
     unmatched = 0
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Codes]] = defaultdict(dict)
+    early = 0
     for rank, timeline in run.ranks.items():
-        for group, rows in _by_group(timeline, ops):
+        for group, every in _by_group(timeline, ops):
+            rows = _from_first_known(timeline.collectives, every) if group is None else every
+            early += every.size - rows.size
             calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
+    if early:
+        unmatched += early
+        reasons.append(
+            f"{named(None)}: {early} calls, of which neither size nor number is known, come before the first known one "
+            "of their rank, as launched before the recording; they are not paired"
+        )
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
         if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
@@ -132,6 +141,17 @@ def _members(run: Run) -> Callable[[int, str | None, Collectives, Codes], tuple[
         return tuple(range(run.world_size)) if run.world_size and sizes == {run.world_size} else None
 
     return of
+
+
+def _from_first_known(calls: Collectives, rows: Codes) -> Codes:
+    """Return the nameless calls of a rank from the first one of which the group's size or a sequence number is known,
+    where that is so of all later ones and fewer than half come before; else all.
+
+    Of a call that was launched before the recording only its kernel is known.
+    """
+    known = (calls.group_size[rows] != NONE) | (calls.seq[rows] != NONE)
+    first = int(known.argmax()) if known.any() else 0
+    return rows[first:] if known[first:].all() and 2 * first < rows.size else rows
 
 
 def _by_group(timeline: RankTimeline, ops: Collection[str]) -> Iterable[tuple[str | None, Codes]]:

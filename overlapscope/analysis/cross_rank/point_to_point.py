@@ -25,7 +25,8 @@ EARLY_NS: Final = 50_000
 MAX_EARLY: Final = 0.05
 """... and above this share of such receives, the recordings do not hold the same messages."""
 TOGETHER_NS: Final = 100_000
-"""A choice: two ranks see an exchange of theirs end within so much of each other. Such calls take milliseconds."""
+"""A choice: two ranks see an exchange of theirs end within so much of each other, and what devices send to each other:
+NCCL's kernels leave a message within microseconds, unless it is small enough for the sender's buffer."""
 FEWEST_NAMED: Final = 3
 """So many messages with a known peer show how far apart the clocks of two ranks are."""
 
@@ -114,22 +115,42 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
 
 
 def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:
-    """Return the messages that devices of two ranks send and receive at once as calls of both: they end together."""
-    found = []
-    for pair in pairs:
-        ranks = (pair.sender, pair.receiver)
-        if not pair.both_ways or not all(run.ranks[rank].has_device for rank in ranks):
-            continue
-        rows = np.array([pair.send_rows, pair.recv_rows])
-        calls = [run.ranks[rank].collectives for rank in ranks]
-        found.append(
-            MatchedCalls(
-                group=pair.group, op=BOTH, dtype=None, bytes=None, ranks=ranks, rows=rows, by_order=True, whole=True,
-                start_ns=np.array([each.start_ns[own] for each, own in zip(calls, rows, strict=True)]),
-                end_ns=np.array([each.end_ns[own] for each, own in zip(calls, rows, strict=True)]),
-            )
-        )  # fmt: skip
-    return found
+    """Return the messages of devices that end together on both ranks, as calls of both: those that two ranks send and
+    receive at once, and those of two ranks that send to each other, where the ends of both ways say so."""
+    on_devices = [each for each in pairs if all(run.ranks[rank].has_device for rank in (each.sender, each.receiver))]
+    ends_ns = {(each.sender, each.receiver): _later_ns(run, each) for each in on_devices if not each.both_ways}
+    return [
+        _as_call_of_both(run, each)
+        for each in on_devices
+        if each.both_ways or _end_together(ends_ns, each.sender, each.receiver)
+    ]
+
+
+def _later_ns(run: Run, pair: MessagePairs) -> Ints:
+    """Return how much later messages ended on the receiver than on the sender, each by its own clock."""
+    sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
+    return got.end_ns[pair.recv_rows] - sent.end_ns[pair.send_rows]
+
+
+def _end_together(later_ns: Mapping[tuple[int, int], Ints], one: int, other: int) -> bool:
+    """Return whether the messages of two ranks end together: no receiver ends before its data are sent, so clocks that
+    are apart make the ends of one way later by as much as those of the other earlier."""
+    ways = [later_ns.get(each) for each in ((one, other), (other, one))]
+    known = [each for each in ways if each is not None and each.size >= FEWEST_NAMED]
+    if len(known) < 2:
+        return False
+    scatter = [np.subtract(*np.percentile(each, [75, 25])) for each in known]
+    return bool(abs(sum(np.median(each) for each in known)) <= TOGETHER_NS and max(scatter) <= TOGETHER_NS)
+
+
+def _as_call_of_both(run: Run, pair: MessagePairs) -> MatchedCalls:
+    ranks, rows = (pair.sender, pair.receiver), np.array([pair.send_rows, pair.recv_rows])
+    calls = [run.ranks[rank].collectives for rank in ranks]
+    return MatchedCalls(
+        group=pair.group, op=BOTH, dtype=None, bytes=None, ranks=ranks, rows=rows, by_order=True, whole=True,
+        start_ns=np.array([each.start_ns[own] for each, own in zip(calls, rows, strict=True)]),
+        end_ns=np.array([each.end_ns[own] for each, own in zip(calls, rows, strict=True)]),
+    )  # fmt: skip
 
 
 def _says_no_peer(group: str | None, op: str) -> str:

@@ -12,7 +12,8 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_stated, emit, warn, with_stated
-from overlapscope.cli.output import of_given, one_line
+from overlapscope.cli.next_commands import of_given
+from overlapscope.cli.output import one_line
 from overlapscope.cli.scenario_options import parse_caps
 from overlapscope.errors import UsageError
 

@@ -26,7 +26,7 @@ from overlapscope.cli.arguments import (
     warnings_of,
     with_stated,
 )
-from overlapscope.display import display_path, shell_words
+from overlapscope.cli.next_commands import inputs_as_given, of_given
 
 if TYPE_CHECKING:
     from overlapscope.analysis.result import Analysis
@@ -156,12 +156,10 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
-    table = text.render(analysis, all_rows=all_rows)
-    given = [display_path(path) for path in args.inputs]
-    for option in ("rank", "comm", "compute"):
-        given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+    table = of_given(text.render(analysis, all_rows=all_rows), args)
+    given = inputs_as_given(args.inputs, args)
     if analysis.recommendations or any(each.whole.comm_ns for each in analysis.ranks):
-        table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {shell_words(given)}\n"
+        table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {given}\n"
     if not is_run_directory(args.inputs[0]):
-        table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {shell_words(given)} -o RUN\n"
+        table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {given} -o RUN\n"
     return table

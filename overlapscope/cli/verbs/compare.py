@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, add_workers, emit, given_path
 from overlapscope.cli.inputs import DryRunHolder, PredictionTester, add_scale, read_both_sides, read_scaling
+from overlapscope.cli.next_commands import inputs_as_given
 from overlapscope.cli.output import one_line
-from overlapscope.display import display_path, shell_words
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     text = compare_text.render(comparison, all_rows=args.all)
     if not args.all:
-        text += f"\nnext: overlapscope compare {shell_words(map(display_path, args.inputs))} --all\n"
+        text += f"\nnext: overlapscope compare {inputs_as_given(args.inputs, args)} --all\n"
     emit(text, args)
     return 0
 

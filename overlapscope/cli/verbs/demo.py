@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import emit, given_path
+from overlapscope.cli.next_commands import of_run
 from overlapscope.display import shell_words
 from overlapscope.errors import OverlapScopeError, UsageError
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(json.render(analysis), args)
         return 0
-    emit(text.render(analysis), args)
+    emit(of_run(text.render(analysis), where), args)
     if args.serve:
         from overlapscope_dashboards.server.serve import serve  # noqa: PLC0415
 

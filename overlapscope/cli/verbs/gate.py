@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.inputs import PredictionTester, read_both_sides, read_replicates
+from overlapscope.cli.next_commands import inputs_as_given, reading_words
 from overlapscope.cli.policy_file import read_floor, read_policy
-from overlapscope.display import display_path, shell_words
+from overlapscope.display import shell_words
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,13 +119,15 @@ def _policy(args: argparse.Namespace) -> "Policy":
 
 
 def _next(gate: "Gate", args: argparse.Namespace) -> str:
-    paths = "BASE CAND" if args.redact else shell_words([display_path(args.base), display_path(args.candidate)])
+    paths = "BASE CAND" if args.redact else inputs_as_given([args.base, args.candidate], args)
     if gate.verdict == "not_comparable":
         return f"\nnext: overlapscope compare {paths}\n"
     if gate.verdict != "passed":
         return f"\nnext: overlapscope compare {paths} --all\n"
     uncalibrated = any(each.gates and each.calibrated is False for each in gate.metrics)
-    return "\nnext: overlapscope gate --calibrate RUNS -o floor.json\n" if uncalibrated else ""
+    options = [] if args.redact else reading_words(args)
+    calibrated = shell_words(["--calibrate", "RUNS", "-o", "floor.json", *options])
+    return f"\nnext: overlapscope gate {calibrated}\n" if uncalibrated else ""
 
 
 def _calibrate(args: argparse.Namespace) -> int:
@@ -139,7 +142,8 @@ def _calibrate(args: argparse.Namespace) -> int:
         emit(json.render(floor), keep)
     if not args.json:
         to_terminal = argparse.Namespace(output=None, json=False)
-        name = "FLOOR" if args.output is None else shell_words([str(args.output)])
+        name = "FLOOR" if args.output is None else str(args.output)
+        given = shell_words(["BASE", "CAND", "--floor", name, *reading_words(args)])
         emit(gate_text.render_noise_floor(floor, policy.alpha, policy.metrics), to_terminal)
-        emit(f"\nnext: overlapscope gate BASE CAND --floor {name}\n", to_terminal)
+        emit(f"\nnext: overlapscope gate {given}\n", to_terminal)
     return 0

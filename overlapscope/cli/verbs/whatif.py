@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
-from overlapscope.cli.output import of_given
+from overlapscope.cli.next_commands import of_given
 from overlapscope.cli.price_options import add_price_options, priced, require_price_options
 from overlapscope.cli.scenario_options import add_scenario_options, parse_caps, requested_channels, requested_of
 from overlapscope.errors import InputError, UsageError

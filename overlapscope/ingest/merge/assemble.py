@@ -1,6 +1,6 @@
 """Combine the readings of one job into a run: assign a rank to each timeline, and join the timelines of one rank."""
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.merge.by_name import rename_advice, shared_name
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
-from overlapscope.ingest.options import BY_NAME, GivenRanks
+from overlapscope.ingest.options import BY_NAME
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.configured_groups import with_configured_groups
@@ -22,13 +23,11 @@ from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, Source, join_recordings
 
 
-def assemble_jobs(readings: Readings, given: GivenRanks) -> list[tuple[Job, Run]]:
+def assemble_jobs(readings: Readings, given: Mapping[str, int]) -> list[tuple[Job, Run]]:
     """Return each job that the readings (at least one) are of, with its run. Raises as `assemble` does.
 
-    `given` is the user's rank by file name, or that files are numbered in the order of their names.
+    `given` is the user's rank by file name.
     """
-    if isinstance(given, str):
-        readings, given = _numbered_by_name(readings)
     jobs = split_jobs(readings, given)
     if len(jobs) == 1:
         return [(jobs[0], assemble(readings, given))]
@@ -157,48 +156,6 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
     return [(path, kept(path, reading)) for path, reading in readings]
 
 
-def _numbered_by_name(readings: Readings) -> tuple[Readings, dict[str, int]]:
-    """Return ranks from 0 on for the files that state none, in the order of their names (numbers in them by value),
-    without ranks that other traces state, and the readings with a warning that says so.
-
-    Raises UsageError where another file has the name of one of these.
-    """
-
-    def place(name: str) -> list[tuple[bool, int, str]]:
-        return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
-
-    silent = {
-        path.name: len(reading.timelines)
-        for path, reading in readings
-        if reading.timelines and rank_from_path(path) is None
-        if reading.ranks_assumed or all(each.rank == UNKNOWN_RANK for each in reading.timelines)
-    }
-    twice = min((name for name in silent if len({path for path, _ in readings if path.name == name}) > 1), default=None)
-    if twice is not None:
-        why = f"several inputs are named {display_name(Path(twice))}; rename them, or their folders (rank0, rank1, ...)"
-        raise UsageError(f"ranks={BY_NAME!r}: {why}", in_shell=f"--rank {BY_NAME}: {why}")
-    stated = _stated([(path, reading) for path, reading in readings if path.name not in silent])
-    first, given = 0, {}
-    for name in sorted(silent, key=place):
-        while not stated.isdisjoint(range(first, first + silent[name])):
-            first += 1
-        given[name], first = first, first + silent[name]
-    warned = min(given, key=given.__getitem__, default=None)
-    warning = f"{len(given)} files are ranks in the order of their names; whether they have that order is not known"
-    said = [(path, _with_warning(each, warning) if path.name == warned else each) for path, each in readings]
-    return said, given
-
-
-def _stated(readings: Readings) -> set[int]:
-    """Return the ranks that traces state, or their names; logs and stand-ins may be of the same ranks as others."""
-    found: set[int] = set()
-    for path, reading in readings:
-        timed = [each.rank for each in reading.timelines if each.basis != "log" and not reading.stands_in]
-        by_name = rank_from_path(path)
-        found |= {by_name} if len(timed) == 1 and timed[0] == UNKNOWN_RANK and by_name is not None else set(timed)
-    return found - {UNKNOWN_RANK}
-
-
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
     """Assign each timeline its rank: from its content, else from the file's name, else from the user's option.
 
@@ -210,29 +167,38 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         raise _unusable_rank(min(unused, default=""), given, files)
     with_timelines = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
+    often = Counter(path.name for path in set(with_timelines))
     ranked = []
     for path, reading in readings:
         rank, ranks = given.get(path.name, given.get("")), reading
         if reading.ranks_assumed:
             ranks = _numbered(path, reading, rank, alone=timed == 1)
-        ranked.append((path, _ranked(path, ranks, rank, alone=len(with_timelines) == 1)))
+        how = rename_advice(path.name) if often[path.name] > 1 else f"use --rank {display_name(path)}=N"
+        ranked.append((path, _ranked(path, ranks, rank, alone=len(with_timelines) == 1, how=how)))
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         for path, reading in readings:
             if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank can only set the rank of one
                 why = "; ".join(reading.source.warnings) or "it does not state which ranks they are"
                 raise InputError(f"{display_path(path)}: its {len(reading.timelines)} ranks are not known: {why}")
-        names = [display_name(path) for path in with_timelines]
         ranks_per_file = len(next(reading.timelines for path, reading in readings if path == with_timelines[0]))
-        first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
-        options = (f"--rank {name}={rank}" for name, rank in first.items())
-        problem = f"none of the {len(names)} traces says which rank it is; use"
-        ordered = "for the order of file names, or"
-        raise InputError(
-            f"{problem} ranks={BY_NAME!r} {ordered} ranks={first}",
-            in_shell=f"{problem} --rank {BY_NAME} {ordered} {' '.join(options)} ...",
-        )
+        raise _no_rank_known(with_timelines, ranks_per_file)
     return ranked
+
+
+def _no_rank_known(paths: Sequence[Path], ranks_per_file: int) -> InputError:
+    """Return the error for traces none of which states its rank."""
+    names = [display_name(path) for path in paths]
+    problem = f"none of the {len(names)} traces says which rank it is"
+    if shared := shared_name(paths):
+        return InputError(f"{problem}, and {rename_advice(shared)}")
+    first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
+    options = (f"--rank {name}={rank}" for name, rank in first.items())
+    ordered = "for the order of file names, or"
+    return InputError(
+        f"{problem}; use ranks={BY_NAME!r} {ordered} ranks={first}",
+        in_shell=f"{problem}; use --rank {BY_NAME} {ordered} {' '.join(options)} ...",
+    )
 
 
 def _unusable_rank(name: str, given: Mapping[str, int], files: int) -> UsageError:
@@ -260,8 +226,8 @@ def _numbered(path: Path, reading: Reading, given_rank: int | None, *, alone: bo
     )
 
 
-def _ranked(path: Path, reading: Reading, given_rank: int | None, *, alone: bool) -> Reading:
-    """Return the reading with the rank of its only timeline, or with a warning why it has none."""
+def _ranked(path: Path, reading: Reading, given_rank: int | None, *, alone: bool, how: str) -> Reading:
+    """Return the reading with the rank of its only timeline, or with a warning why it has none, and `how` to say it."""
     if len(reading.timelines) != 1:
         unknown = sum(timeline.rank == UNKNOWN_RANK for timeline in reading.timelines)
         if given_rank is not None and not reading.ranks_assumed:
@@ -281,9 +247,7 @@ def _ranked(path: Path, reading: Reading, given_rank: int | None, *, alone: bool
         reading = _with_warning(reading, "no rank stands in the trace or its name; taken as rank 0")
         rank = 0
     if rank is None:
-        return _with_warning(
-            reading, f"left out: no rank stands in the trace or its name; use --rank {display_name(path)}=N"
-        )
+        return _with_warning(reading, f"left out: no rank stands in the trace or its name; {how}")
     facts = with_rank(reading.facts, rank) if stated is None else reading.facts
     return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)
 

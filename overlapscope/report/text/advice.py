@@ -105,8 +105,7 @@ def _wrapped(text: str, indent: str = "   ") -> str:
 def gain(each: Recommendation) -> str:
     """Return the predicted gain, or its upper bound and what that is, as text; empty where neither is known."""
     if each.predicted_gain_ns is not None and each.verdict == "look":  # a replay that no error bar is known of
-        between = f"between {ms(each.gain_low_ns or 0)} and {ms(each.gain_high_ns or 0)}"
-        return f"saves about {ms(each.predicted_gain_ns)} ms a {each.per}, {between}"
+        return _gain_of_look(each.predicted_gain_ns, each.gain_low_ns or 0, each.gain_high_ns or 0, each.per)
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
     if each.gain_high_ns is None:
@@ -118,6 +117,13 @@ def gain(each: Recommendation) -> str:
         lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
         return f"{lost}a replay without it is {ms(each.gain_high_ns)} ms {'' if costs else f'a {each.per} '}shorter"
     return f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
+
+
+def _gain_of_look(middle_ns: float, low_ns: float, high_ns: float, per: str) -> str:
+    middle, low, high = map(ms, (middle_ns, low_ns, high_ns))
+    if middle == low != high:
+        return f"saves at least {low} ms a {per}, up to {high}"
+    return f"saves about {middle} ms a {per}, between {low} and {high}"
 
 
 def gain_with_cost(each: Recommendation) -> str:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation, StepPath
 from overlapscope.analysis.job_step.headline import FewSteps
 from overlapscope.analysis.result import Analysis
-from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percent, short
+from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent, short
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text.chain import folded, stretches, times_words
 from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION
@@ -157,14 +157,17 @@ def _on_path(each: PathOperation) -> str:
 
 
 def longest_loss_text(loss: LongestLoss | None) -> str:
-    """Return the longest stretch that a rank lost in a typical step, and what it waited for, in a few lines."""
+    """Return the longest stretch that a rank lost in a typical step, and what it waited for, in a few lines.
+
+    Where some of it is not shown, the command that shows it names the input RUN.
+    """
     if loss is None:
         return ""
     lost_ns = loss.end_ns - loss.start_ns
     of = "the recording" if loss.step is None else f"step {loss.step}"
-    middle = f"explain --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
+    more = f"{EXPLAIN} RUN --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
     without = f"{ms(lost_ns)} ms without compute on rank {loss.rank}"
-    lines = [f"Longest loss of {of}: {without}; in that time it waited for ({middle})"]
+    lines = [f"Longest loss of {of}: {without}; in that time it waited for:"]
     inside = [
         (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
         for each in stretches(
@@ -184,11 +187,11 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         lines.append(f"  {line}  {short(f'{words} ({known})', MAX_WIDTH - len(line) - 4)}")
     left_ns = sum(each[0] for each in inside) - sum(each[0] for each in shown)
     if left_ns >= WORTH_NAMING * lost_ns:
-        lines.append(f"  ... {count(len(rows) - len(shown), 'more line')}, {ms(left_ns)} ms: {middle}")
+        lines.append(f"  ... {count(len(rows) - len(shown), 'more line')}, {ms(left_ns)} ms: {more}")
     links = loss.chain.chain
     if loss.chain.is_cut and links and links[-1].start_ns > loss.start_ns:
         before_ns = min(links[-1].start_ns, loss.end_ns) - loss.start_ns
-        lines.append(f"  The {ms(before_ns)} ms before the last links: {middle} --links {MORE_LINKS}")
+        lines.append(f"  The {ms(before_ns)} ms before the last links: {more} --links {MORE_LINKS}")
     if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
         lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
     if loss.late is not None and loss.late.later_ns >= WORTH_LATE * lost_ns:

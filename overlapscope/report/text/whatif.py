@@ -59,17 +59,26 @@ def _headline(answer: WhatIf) -> str:
 
 def _largest_gain(answer: WhatIf, now: int) -> str:
     most = largest_gain(answer)
+    no_settings = answer.verdict == "no_change" and _only_what_ifs(answer)
+    rows = "\nThe rows below are what-ifs that no setting makes." if no_settings else ""
     if most is None:
-        return ""
+        return rows
     gain, low, high = (ms(now * share) for share in (most.gain, most.gain_low, most.gain_high))
     knobs = _changed(most.knobs, answer.baseline.knobs)
     caveat = "no setting does this" if most.hypothetical else "it changes numerics"
-    return f"\nThe largest gain is that of {knobs} ({caveat}): {gain} ms ({low} to {high}), {percent(most.gain)}."
+    said = f"The largest gain is that of {knobs} ({caveat}): {gain} ms ({low} to {high}), {percent(most.gain)}."
+    return f"{rows}\n{said}"
+
+
+def _only_what_ifs(answer: WhatIf) -> bool:
+    """Return whether rows are replayed, none of them of a setting."""
+    return len(answer.scenarios) > 1 and not settings_replayed(answer)
 
 
 def _table(answer: WhatIf) -> str:
     bucketed = any(each.buckets for each in answer.scenarios)
-    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
+    first = "what-ifs" if _only_what_ifs(answer) else "settings"
+    head = [first, "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
     rows = [
         [
             _knobs(each.knobs, answer.baseline.knobs) or "as recorded",
@@ -152,8 +161,10 @@ def _trials(answer: WhatIf) -> str:
 
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
-        return "next: overlapscope analyze RUN names what ranks wait for: no setting of communication shortens that"
+        return "To see what ranks wait for:\nnext: overlapscope analyze RUN"
     advised = recommended_scenario(answer)
+    if recorded and advised is None:
+        return ""
     plain = [
         each
         for each in ([advised] if advised else answer.scenarios)
@@ -169,8 +180,8 @@ def _next(answer: WhatIf, *, recorded: bool) -> str:
     best = min(candidates, key=lambda each: each.predicted_step_ns)
     knobs = _knobs(best.knobs, answer.baseline.knobs)
     if recorded:
-        return f"next: record a run with {knobs} and compare both: overlapscope compare RUN NEW_RUN"
-    return f"next: measure a step with {knobs} and add it as [[measured]]"
+        return f"Record a run with {knobs} and compare both:\nnext: overlapscope compare RUN NEW_RUN"
+    return f"To test this, measure a step with {knobs} and add it as [[measured]]."
 
 
 def _changed(knobs: dict[str, Any], base: dict[str, Any]) -> str:

@@ -52,3 +52,11 @@ def test_a_device_that_was_always_slower_gains_the_mean_of_all_steps() -> None:
     assert "removal_since_ns" not in held.evidence
     assert found.predicted_gain_ns == held.evidence["removal_step_ns"][0]
     assert len(found.assumed) == 1
+
+
+def test_a_gain_whose_middle_is_its_least_is_given_as_at_least() -> None:
+    run, _, _ = late_pair(0)
+    found = next(each for each in analyze_with_advice(run).recommendations if each.id == "late_rank")
+    one_sided = replace(found, predicted_gain_ns=12_666_000, gain_low_ns=12_666_000, gain_high_ns=23_543_000)
+    assert gain(one_sided) == "saves at least 12.666 ms a step, up to 23.543"
+    assert gain(replace(one_sided, gain_low_ns=1_000_000)) == "saves about 12.666 ms a step, between 1.000 and 23.543"

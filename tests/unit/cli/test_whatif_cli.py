@@ -62,7 +62,7 @@ def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[st
         assert max(map(len, printed[-1].splitlines())) <= 120
     assert printed[0].startswith(shown[1])
     assert printed[1].startswith(shown[2])
-    assert printed[1].splitlines()[-1] == "next: measure a step with bucket_cap_mb=25 and add it as [[measured]]"
+    assert printed[1].endswith("\nTo test this, measure a step with bucket_cap_mb=25 and add it as [[measured]].\n")
     rows = [each.split() for each in shown[3].splitlines() if "zero_stage" in each]
     assert len(rows) == 3
     assert [each.split() for each in printed[2].splitlines() if "_stage=" in each] == rows
@@ -159,4 +159,6 @@ def test_what_if_names_the_setting_that_advise_recommends(capsys: pytest.Capture
     assert main(["whatif", regressed]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[1].startswith(f"{cap} saves ")
-    assert said.endswith(f"next: record a run with {cap} and compare both: overlapscope compare {regressed} NEW_RUN\n")
+    assert said.endswith(
+        f"\nRecord a run with {cap} and compare both:\nnext: overlapscope compare {regressed} NEW_RUN\n"
+    )

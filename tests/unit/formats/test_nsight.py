@@ -801,6 +801,20 @@ def test_a_cut_database_gives_what_is_left_and_says_so(tmp_path: Path) -> None:
     assert bool(reading.timelines[0].recordings.truncated[0])
 
 
+def test_a_file_whose_kernels_cannot_be_read_is_not_used_for_its_copies(tmp_path: Path) -> None:
+    """Copies and calls alone would read as an idle device."""
+    kernels = [Kernel(name=GEMM, start=10 * at, end=10 * at + 5) for at in range(1, 9)]
+    path = Export(kernels=kernels, copies=[Copy(start=200, end=300)]).write(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        (size_bytes,) = db.execute("PRAGMA page_size").fetchone()
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name='CUPTI_ACTIVITY_KIND_KERNEL'").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * size_bytes : root * size_bytes] = bytes(size_bytes)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"its kernels cannot be read \(table .*KERNEL is .*\): copy the file again"):
+        read(path)
+
+
 def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: Path) -> None:
     """A table whose tree has the same child eight times on each of twelve levels would give 8**12 times its rows."""
     path = tmp_path / "x.sqlite"

@@ -290,7 +290,7 @@ def test_other_files_are_not_claimed(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"rocprofiler-sdk-tool": [', "is not complete JSON"),
+        ('{"rocprofiler-sdk-tool": [', "is not complete JSON.*; copy it again, or run it again"),
         ('{"rocprofiler-sdk-tool": []}', "holds no device work; record with --kernel-trace"),
         ('{"rocprofiler-sdk-tool": [3, null, {}]}', "holds no device work"),
         ('{"rocprofiler-sdk-tool": {"agents": 5, "strings": [], "buffer_records": 7}}', "holds no device work"),

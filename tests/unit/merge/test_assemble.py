@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.merge.assemble import assemble, assemble_jobs
+from overlapscope.ingest.merge.assemble import assemble
 from overlapscope.ingest.reader import Reading
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -117,42 +115,3 @@ def test_subgroups_of_one_name_and_different_ranks_are_merged_apart() -> None:
 def test_sources_of_different_worlds_are_doubted() -> None:
     files = [replace(reading(f"{n}.json", trace(CALLS, rank=n)), world_size=n + 2) for n in (0, 1)]
     assert any("different world sizes (2, 3)" in warning for warning in warnings(run_of(*files)))
-
-
-def test_files_that_state_no_rank_are_numbered_by_their_names_where_that_is_asked_for() -> None:
-    """Numbers in names by value; two ranks of one file, which come in its order, take two places."""
-    files = ["host_10_results.json", "host_9_results.json", "host_8_results.json"]
-    silent = [(Path(name), reading(name, trace(CALLS, rank=UNKNOWN_RANK))) for name in files]
-    two = reading("host_8_results.json", *(trace(CALLS, rank=rank) for rank in (0, 1)))
-    silent[2] = (silent[2][0], replace(two, ranks_assumed=True))
-    ((_, run),) = assemble_jobs(silent, "by-name")
-    assert {source.path: source.ranks for source in run.sources} == {
-        "host_8_results.json": (0, 1), "host_9_results.json": (2,), "host_10_results.json": (3,),
-    }  # fmt: skip
-    assert warnings(run) == ["3 files are ranks in the order of their names; whether they have that order is not known"]
-    with pytest.raises(InputError, match="use ranks='by-name' for the order of file names, or ranks="):
-        assemble_jobs(silent[:2], {})
-
-
-def test_files_of_one_name_cannot_be_numbered_by_it() -> None:
-    silent = [(Path(name), reading(name, trace(CALLS, rank=UNKNOWN_RANK))) for name in ("a/t.json", "b/t.json")]
-    with pytest.raises(UsageError, match=r"ranks='by-name': several inputs are named t\.json; rename them"):
-        assemble_jobs(silent, "by-name")
-
-
-def test_ranks_that_other_traces_state_are_left_out_of_the_numbering_by_names() -> None:
-    """Logs are of the same ranks as traces, and state nothing here."""
-    ranks = {"a.json": UNKNOWN_RANK, "b.json": 0, "c.json": UNKNOWN_RANK, "trace_rank2.json": UNKNOWN_RANK,
-             "d.json": UNKNOWN_RANK}  # fmt: skip
-    files = [(Path(name), reading(name, trace(CALLS, rank=rank))) for name, rank in ranks.items()]
-    ((_, run),) = assemble_jobs([*files, (Path("nccl.log"), reading("nccl.log", log(lines(), rank=1)))], "by-name")
-    assert {source.path: source.ranks for source in run.sources if source.path != "nccl.log"} == {
-        "a.json": (1,), "b.json": (0,), "c.json": (3,), "trace_rank2.json": (2,), "d.json": (4,),
-    }  # fmt: skip
-
-
-def test_files_that_state_their_rank_keep_it() -> None:
-    stated = [(Path(name), reading(name, trace(CALLS, rank=rank))) for name, rank in (("b.json", 0), ("a.json", 1))]
-    ((_, run),) = assemble_jobs(stated, "by-name")
-    assert [source.ranks for source in run.sources] == [(0,), (1,)]
-    assert warnings(run) == []

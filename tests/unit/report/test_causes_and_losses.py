@@ -189,7 +189,7 @@ def test_what_is_left_of_a_loss_is_said_with_its_sum() -> None:
     cuts = [200, 180, 160, 140, 120, 110, 105, 100]
     names = [work(begin, end, f"call_{begin}", kind="transfer") for end, begin in pairwise(cuts)]
     *_, last = longest_loss_text(loss_of(names)).splitlines()
-    assert last == "  ... 2 more lines, 10.000 ms: explain --at 0:150.000"
+    assert last == "  ... 2 more lines, 10.000 ms: overlapscope explain RUN --at 0:150.000"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_commands_show_them_under_the_published_schema(capsys: pytest.Captur
     assert "zero_stage=3" in said
     assert "-18.02 MiB a rank" in said
     assert "-27.04 MiB a rank" in said
-    assert "record a run with bucket_cap_mb=4" in said
+    assert "Record a run with bucket_cap_mb=4" in said
     assert main(["plan", EXAMPLE, *options, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(schema_of("whatif")).validate(document)

@@ -42,7 +42,8 @@ _OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]no
 
 
 def read_nsight(path: Path, context: ReadContext) -> Reading:
-    """Read one export. Raises InputError when it is a report that was not exported, or holds no device work."""
+    """Read one export. Raises InputError when it is a report that was not exported, holds no device work, or its
+    kernels cannot be read."""
     name = display_path(path)
     try:
         _require_export(path, context.max_bytes)
@@ -56,6 +57,9 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         info = _info(file)
         damage = tuple(file.damage)
         views = f"; {KERNELS} is no ordinary table" if KERNELS in file.others else ""
+    if tables.lost_kernels:
+        why = f"table {KERNELS} is damaged from its first row on"
+        raise InputError(f"{name}: its kernels cannot be read ({why}): copy the file again, or export it anew")
     if recording.work.start_ns.size == 0:
         why = f" ({damage[0]})" if damage else views or "; record with --trace=cuda,nvtx"
         raise InputError(f"{name}: holds no device work{why}")
@@ -143,7 +147,9 @@ def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
     if hint.assumed:
         at = (hint.first or 0, built[0].unit.device)
         more = f" (device {at[1]}), the others likewise" if len(built) > 1 else f": device {at[1]} of its node"
-        return [f"it does not name its rank; assumed to be rank {sum(at)}{more}, with {hint.said_by}"]
+        return [
+            f"it does not name its rank; assumed to be rank {sum(at)}{more}, with {hint.said_by}; --rank overrules it"
+        ]
     if len(built) == 1:
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
     return [

@@ -64,6 +64,8 @@ class NsightTables(msgspec.Struct):
     unread_payloads: int = 0
     graphs: int = 0
     """CUDA graphs that were recorded as a whole."""
+    lost_kernels: bool = False
+    """Whether the table of kernels is damaged from its first row on."""
     _work: dict[str, list[Any]] = {}
 
     def read(self) -> DeviceRecording:
@@ -93,8 +95,10 @@ class NsightTables(msgspec.Struct):
         stored = self.file.columns(KERNELS)
         kernel_name = next((name for name in _KERNEL_NAMES if name in stored), _KERNEL_NAMES[0])
         self._work = {name: [] for name in (*_PLACE, "sort", "name", "opaque")}
+        sound = len(self.file.damage)
         for columns in self._timed(KERNELS, kernel_name):
             self._add(columns, KERNEL, self._named(strings.codes(columns[kernel_name]), "unnamed kernel"))
+        self.lost_kernels = not self._work["start"] and len(self.file.damage) > sound
         for columns in self._timed(COPIES, "copyKind"):
             self._add(columns, MEMCPY, self._copy_names(columns["copyKind"]))
         for columns in self._timed(SETS):

@@ -53,7 +53,9 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
         for number, process in enumerate(processes(content)):
             rows.add(number, process)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{display_path(path)}: is not complete JSON of rocprofv3: {error}") from error
+        raise InputError(
+            f"{display_path(path)}: is not complete JSON of rocprofv3: {error}; copy it again, or run it again"
+        ) from error
     del content
     if not rows.has_work:
         raise InputError(f"{display_path(path)}: holds no device work; record with --kernel-trace --memory-copy-trace")

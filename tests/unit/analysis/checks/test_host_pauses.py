@@ -197,17 +197,25 @@ def test_one_host_alone_that_stops_often_and_anywhere_is_named() -> None:
     assert ", at many places, and its device idles for " in advice(run(anywhere))["host_pauses"].title
 
 
-def test_of_a_pause_before_the_first_operation_it_is_said_that_it_may_be_the_profilers() -> None:
-    def pause(before: str) -> CostlyPause:
-        return CostlyPause(
-            rank=0, step=7, start_ns=0, paused_ns=10 * MS, idle_ns=10 * MS, waited_ns=0, into_step_ns=0, before=before,
-            after="aten::to", inside=None,
-        )  # fmt: skip
+def pause(before: str, after: str = "aten::mm") -> CostlyPause:
+    return CostlyPause(
+        rank=0, step=7, start_ns=0, paused_ns=10 * MS, idle_ns=10 * MS, waited_ns=0, into_step_ns=0, before=before,
+        after=after, inside=None,
+    )  # fmt: skip
 
+
+def test_of_a_pause_before_the_first_operation_it_is_said_that_it_may_be_the_profilers() -> None:
     first, later = pause("the begin"), pause("aten::mm")
     assert _why([first], 2, anywhere=False).startswith("the start of the profiler, garbage collection")
     assert _why([first, later], 2, anywhere=False).endswith("a lost core, or the profiler at its start")
     assert "profiler" not in _why([later], 2, anywhere=False)
+
+
+@pytest.mark.parametrize(("after", "fetched"), [("cudaMemcpyAsync", True), ("aten::to", True), ("aten::topk", False)])
+def test_a_pause_before_a_batch_is_copied_may_be_its_fetch(after: str, fetched: bool) -> None:
+    before_copies = pause("cudaStreamSynchronize", after)
+    assert ("a batch that is fetched" in _why([before_copies], 1, anywhere=False)) == fetched
+    assert "a batch" not in _why([before_copies, pause("aten::mm")], 1, anywhere=False)
 
 
 def test_where_hosts_share_cores_that_is_why_they_pause() -> None:

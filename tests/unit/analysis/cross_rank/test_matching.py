@@ -231,6 +231,31 @@ def test_sends_are_paired_with_their_receives():
     assert analyze(run).skew.pairs == 30
 
 
+@pytest.mark.parametrize(
+    ("leaves_us", "ways", "known"),
+    [
+        pytest.param(5, ("send", "recv"), True, id="both ways end together"),
+        pytest.param(500, ("send", "recv"), False, id="senders leave before their data are received"),
+        pytest.param(5, ("send",), False, id="one way may as well be a clock that is apart"),
+    ],
+)
+def test_messages_both_ways_show_the_clocks_of_devices(leaves_us: int, ways: tuple[str, ...], known: bool) -> None:
+    """Rank 1's clock is 3 ms ahead; a sender ends so long before its receiver."""
+    calls: dict[int, list[Call]] = {0: [], 1: []}
+    for k in range(8):
+        for way, at in zip(ways, (10 * k * MS, (10 * k + 5) * MS), strict=False):
+            of_zero, of_one = (way, "recv" if way == "send" else "send")
+            length = {"send": MS, "recv": MS + leaves_us * US}
+            calls[0].append(Call(op=of_zero, peer=1, start=at, length=length[of_zero]))
+            calls[1].append(Call(op=of_one, peer=0, start=at + 3 * MS, length=length[of_one]))
+    found = match_and_align(job(calls, (PAIR,)))
+    assert found.pairs.matched == 8 * len(ways)
+    offsets = found.clocks.offset_ns
+    assert bool(offsets) == known
+    if known:
+        assert offsets[1] - offsets[0] == pytest.approx(3 * MS, abs=5 * US)
+
+
 def test_a_group_of_two_tells_the_peer():
     calls = pipeline(2, 3)
     bare = {rank: [replace(call, peer=NONE) for call in own] for rank, own in calls.items()}

@@ -15,6 +15,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.cross_rank.end_noise import as_exact
 from overlapscope.analysis.cross_rank.unmatched_ranks import _nothing_shared
 from overlapscope.analysis.graph.answers import UNKNOWN_MEMBERS, ranks_of_graph
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
@@ -388,3 +389,20 @@ def test_members_are_said_to_be_missing_only_where_ranks_are() -> None:
     assert titles(without_streams(some(run, (0, 1)))) == titles(some(run, (0, 1)))
     (title,) = titles(some(run, (0, 1)))
     assert title.startswith("only 2 of 8 ranks were recorded, perhaps not all members of an unnamed group: durations")
+
+
+@pytest.mark.parametrize("early", [1, 3])
+def test_calls_launched_before_a_recording_divide_no_group(early: int) -> None:
+    """Of the first ones of ranks 1 and 2 only the kernel is known; the group is all ranks of the job by its size."""
+    run, _ = made([(1, 4000, (0, 1, 2, 3), 1)] * 12, group_size=4)
+    ranks = dict(run.ranks)
+    for rank in (1, 2):
+        calls = ranks[rank].collectives
+        size, volume = calls.group_size.copy(), calls.bytes.copy()
+        size[:early] = volume[:early] = NONE
+        ranks[rank] = replace(ranks[rank], collectives=replace(calls, group_size=size, bytes=volume))
+    found = match_and_align(replace(run, ranks=ranks, world_size=4))
+    assert {block.ranks for block in found.matching.blocks if block.calls == 12 - early} == {(0, 1, 2, 3)}
+    assert any(
+        f"{2 * early} calls, of which neither size nor number is known" in each for each in found.matching.reasons
+    )

@@ -152,7 +152,9 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     assert "before the last links" not in text
     cut = replace(loss, chain=replace(loss.chain, chain=loss.chain.chain[:1], is_cut=True))
     rest_ns = cut.chain.chain[-1].start_ns - loss.start_ns
-    assert longest_loss_text(cut).splitlines()[-1].startswith(f"  The {rest_ns / MS:.3f} ms before the last links: ")
+    *_, last = longest_loss_text(cut).splitlines()
+    assert last.startswith(f"  The {rest_ns / MS:.3f} ms before the last links: overlapscope explain RUN --at 1:")
+    assert last.endswith(" --links 1000")
 
 
 @pytest.mark.parametrize("name", ["hot_experts_moe3", "paused_host_tp2", "starved_tp2"])
