@@ -151,7 +151,8 @@ def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
             f"it does not name its rank; assumed to be rank {sum(at)}{more}, with {hint.said_by}; --rank overrules it"
         ]
     if len(built) == 1:
-        return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
+        where = "on its command line" if hint.said_by.startswith("--") else "in its environment"
+        return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} {where} says"]
     return [
         device_order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")
     ]
