@@ -117,7 +117,7 @@ def saved_by_half_ns(
         return 0.0
     lane = _lanes(timeline)
     every = every[sort_order(lane[every], calls.start_ns[every])]
-    behind, half = _behind_ns(given, timeline, every, lane[every]), half[every]
+    behind, half = _behind_ns(timeline, every, lane[every]), half[every]
     sums = np.cumsum(half)
     # Each one's is half + min(that of the one before, behind), from the first on.
     earlier = sums + np.minimum.accumulate(behind - (sums - half))
@@ -171,14 +171,11 @@ def _lanes(timeline: RankTimeline) -> Ints:
     return found
 
 
-def _behind_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, lane: Ints) -> Floats:
-    """Return for how long each of these calls, sorted by stream and start, had stood behind the one before it: `ANY`
-    where that is not known and it directly follows."""
-    calls, parts = timeline.collectives, given.parts[timeline.rank]
+def _behind_ns(timeline: RankTimeline, rows: Ints, lane: Ints) -> Floats:
+    """Return for how long each of these calls, sorted by stream and start, had stood behind the one before it, at most:
+    since its launch, where it directly follows; `ANY` where that is not known."""
+    calls = timeline.collectives
     gap = calls.start_ns[rows[1:]] - calls.end_ns[rows[:-1]]
-    queued = np.zeros(calls.op.size)
-    of_calls = parts.own_comm.row != NONE
-    queued[parts.own_comm.row[of_calls]] = parts.queued_ns[of_calls]
-    known = (calls.launch_ns[rows[1:]] != NONE) & (parts.by_graph is not None)
-    behind = np.where(known, queued[rows[1:]], ANY)
+    launch = calls.launch_ns[rows[1:]]
+    behind = np.where(launch == NONE, ANY, np.maximum(calls.start_ns[rows[1:]] - launch, 0))
     return np.append(0.0, np.where((gap <= DIRECTLY_NS) & (lane[1:] == lane[:-1]), behind, 0.0))

@@ -80,27 +80,25 @@ def test_time_in_which_the_next_compute_waits_for_something_else_is_not_saved(ca
 
 @pytest.mark.parametrize("seed", range(20))
 def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_other(seed: int) -> None:
+    """Each was launched some time before it began; where it directly follows the one before, it stood behind that."""
     drawn = np.random.default_rng(seed)
     took, gap = drawn.integers(10, 60, 8), drawn.integers(0, 2, 8) * 40
     ends = 100 + np.cumsum(took + gap)
     computed = int(drawn.integers(100, ends[-1]))
+    waited = drawn.integers(1, 50, 8)
     calls = [
-        Sent(start=int(end - each), end=int(end), launch=90, phase="backward", size_bytes=MIB)
-        for end, each in zip(ends, took, strict=True)
+        Sent(start=int(end - each), end=int(end), launch=int(end - each - lead), phase="backward", size_bytes=MIB)
+        for end, each, lead in zip(ends, took, waited, strict=True)
     ]
     given = looked_at(made(lambda _: [Kernel(start=0, end=computed, launch=1), *calls]))
-    timeline, windows = given.run.ranks[0], given.windows[0]
-    queued = drawn.integers(0, 50, 8) * (gap == 0) * US
-    parts = given.parts[0]
-    column = np.zeros(timeline.collectives.op.size, np.int64)
-    column[:] = np.tile(queued, STEPS)
-    behind = replace(parts, queued_ns=column[parts.own_comm.row], by_graph={"dependency": times(0, STEP)})
-    rows, transfer = np.arange(column.size), timeline.collectives.end_ns - timeline.collectives.start_ns
-    found = saved_by_half_ns(replace(given, parts={0: behind, 1: behind}), timeline, windows, rows, transfer)
+    timeline, windows, parts = given.run.ranks[0], given.windows[0], given.parts[0]
+    depends = replace(parts, by_graph={"dependency": times(0, STEP)})
+    rows, transfer = np.arange(8 * STEPS), timeline.collectives.end_ns - timeline.collectives.start_ns
+    found = saved_by_half_ns(replace(given, parts={0: depends, 1: depends}), timeline, windows, rows, transfer)
 
     earlier, rows_of = 0.0, [(0.0, 0.0)]
     for at in range(8):
-        stood = int(queued[at]) if at and gap[at] == 0 else 0
+        stood = int(waited[at]) * US if at and gap[at] == 0 else 0
         earlier = took[at] * US / 2 + min(earlier, stood)
         exposed = max(int(ends[at]) - max(int(ends[at] - took[at]), computed), 0) * US
         if not stood:
