@@ -60,8 +60,9 @@ def released(
 
 
 def comparable(document: Any) -> Any:
-    """Return a document with the causes of a late rank as one: 0.1 took for them what the rank did while others waited,
-    and without odd steps: 0.1 named some among few that differ as much.
+    """Return a document with the causes of a late rank as one: 0.1 took for them what the rank did while others waited;
+    with those of a call that all have begun as one; and without odd steps: 0.1 named some among few that differ as
+    much.
 
     Parts of a time stand under their names, in whole microseconds: they are rounded to their sum, which stays.
     """
@@ -103,6 +104,31 @@ def lost(before: Any, after: Any) -> list[str]:
 @pytest.mark.parametrize("name", [each for each in COMMANDS if each not in NOT_FIGURES])
 def test_an_older_run_has_the_figures_that_it_had(released: Released, name: str) -> None:
     assert lost(released.stored(name), released.document(*COMMANDS[name], code=int(name == "gate"))) == []
+
+
+def causes_in(document: Any) -> Iterator[dict[str, int]]:
+    """Yield the causes of each window of an analysis, in order."""
+    if isinstance(document, list):
+        for each in document:
+            yield from causes_in(each)
+    if isinstance(document, dict):
+        for key, each in document.items():
+            if key == "causes":
+                yield each
+            else:
+                yield from causes_in(each)
+
+
+@pytest.mark.parametrize("name", [each for each in DOCUMENTS if each.startswith("analysis")])
+def test_time_behind_another_call_is_only_given_to_what_waited_for_the_call_itself(
+    released: Released, name: str
+) -> None:
+    stored, now = released.stored(name), released.document(*COMMANDS[name])
+    pairs = list(zip(causes_in(stored["ranks"]), causes_in(now["ranks"]), strict=True))
+    assert pairs
+    for before, after in pairs:
+        assert after.get("queued", 0) <= before.get("queued", 0)
+        assert all(after.get(cause, 0) >= before.get(cause, 0) for cause in ("dependency", "tail"))
 
 
 def test_an_older_baseline_is_held_against_a_run_of_this_version(released: Released) -> None:

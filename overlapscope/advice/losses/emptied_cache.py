@@ -1,5 +1,4 @@
-"""Tell device memory that is given back in runs of calls, as `torch.cuda.empty_cache()` does, from allocations one by
-one."""
+"""Find device memory that is given back in runs of calls, as `torch.cuda.empty_cache()` does, and not one by one."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""Say why a step is an outlier: the range that it has and the other steps of its rank lack, as a checkpoint or an
+"""Find why a step is an outlier: the range that it has and the other steps of its rank lack, as a checkpoint or an
 evaluation, or else the range in which the host was while the rank idled."""
 
 from collections.abc import Iterable, Mapping, Sequence
