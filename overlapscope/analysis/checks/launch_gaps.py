@@ -25,7 +25,7 @@ class _Lost(msgspec.Struct, frozen=True, kw_only=True):
     others: int
     """Such launches in other stretches."""
     steps: list[int]
-    """The steps in which launches of any stretch lie."""
+    """The steps in which launches of any stretch lie, and others that were not recorded completely."""
 
 
 def launch_gaps(run: Run) -> list[Finding]:
@@ -53,8 +53,8 @@ def _finding(rank: int, lost: _Lost, basis: str) -> Finding:
 
 
 def _lost(timeline: RankTimeline) -> _Lost | None:
-    """Return the longest stretch of such launches, with the steps of all; None where the build marked no step, and saw
-    none lost at the end.
+    """Return the longest stretch of such launches, with the steps of all, and others that are left out; None
+    where the build marked no step, and saw none lost at the end.
 
     At the end of a recording, launches may wait for their turn on the device: only more than a step of them is lost.
     """

@@ -43,8 +43,8 @@ def rising_kernels(run: Run, computed_ns: Mapping[int, Mapping[int, int]]) -> li
     each_ns = np.mean([times.sum(axis=0) for times in found if times is not None], axis=0)
     first, last = float(each_ns[0]), float(each_ns[-1])
     sized = all((run.ranks[rank].spans.blocks != NONE).any() for rank in read)
-    every = f"all {len(read)} ranks" + (f" read of {len(computed_ns)}" if len(read) < len(computed_ns) else "")
-    ranks = f"{every} alike" if len(computed_ns) > 1 else f"rank {read[0]}"
+    some = f" (kernels of {len(read)} of them were read)" if len(read) < len(computed_ns) else ""
+    ranks = f"all {len(computed_ns)} ranks alike{some}" if len(computed_ns) > 1 else f"rank {read[0]}"
     return [
         Finding(
             id="rising_kernels",

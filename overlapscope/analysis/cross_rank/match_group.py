@@ -206,7 +206,7 @@ def _lacking(
         more = "; ..." if len(lacking) > 8 else ""
         reasons.append(
             f"of the {paired} calls that several ranks recorded, some were not recorded on all ranks: missing are {few}"
-            f"{more} (cut or lossy recordings); they are paired among the ranks that have them"
+            f"{more} (cut or lossy recordings, or launched before them); they are paired among the ranks that have them"
         )
     if alone.size:
         on = np.unique(calls.place[alone])

@@ -52,8 +52,8 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
     if early:
         unmatched += early
         reasons.append(
-            f"{named(None)}: {early} calls, of which neither size nor number is known, come before the first known one "
-            "of their rank, as launched before the recording; they are not paired"
+            f"{named(None)}: {early} call{'s' * (early > 1)} of which neither size nor number is known came before the "
+            "first known one of their rank, as launched before the recording, and are not paired"
         )
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():

@@ -118,11 +118,11 @@ def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:
     """Return the messages of devices that end together on both ranks, as calls of both: those that two ranks send and
     receive at once, and those of two ranks that send to each other, where the ends of both ways say so."""
     on_devices = [each for each in pairs if all(run.ranks[rank].has_device for rank in (each.sender, each.receiver))]
-    ends_ns = {(each.sender, each.receiver): _later_ns(run, each) for each in on_devices if not each.both_ways}
+    one_way = {(each.group, each.sender, each.receiver): each for each in on_devices if not each.both_ways}
     return [
         _as_call_of_both(run, each)
         for each in on_devices
-        if each.both_ways or _end_together(ends_ns, each.sender, each.receiver)
+        if each.both_ways or _end_together(run, each, one_way.get((each.group, each.receiver, each.sender)))
     ]
 
 
@@ -132,15 +132,14 @@ def _later_ns(run: Run, pair: MessagePairs) -> Ints:
     return got.end_ns[pair.recv_rows] - sent.end_ns[pair.send_rows]
 
 
-def _end_together(later_ns: Mapping[tuple[int, int], Ints], one: int, other: int) -> bool:
-    """Return whether the messages of two ranks end together: no receiver ends before its data are sent, so clocks that
-    are apart make the ends of one way later by as much as those of the other earlier."""
-    ways = [later_ns.get(each) for each in ((one, other), (other, one))]
-    known = [each for each in ways if each is not None and each.size >= FEWEST_NAMED]
-    if len(known) < 2:
+def _end_together(run: Run, there: MessagePairs, back: MessagePairs | None) -> bool:
+    """Return whether the messages of a group that two ranks send each other end together: no receiver ends before its
+    data are sent, so clocks that are apart make the ends of one way later by as much as those of the other earlier."""
+    if back is None or min(there.send_rows.size, back.send_rows.size) < FEWEST_NAMED:
         return False
-    scatter = [np.subtract(*np.percentile(each, [75, 25])) for each in known]
-    return bool(abs(sum(np.median(each) for each in known)) <= TOGETHER_NS and max(scatter) <= TOGETHER_NS)
+    ways = [_later_ns(run, each) for each in (there, back)]
+    scatter = [np.subtract(*np.percentile(each, [75, 25])) for each in ways]
+    return bool(abs(sum(np.median(each) for each in ways)) <= TOGETHER_NS and max(scatter) <= TOGETHER_NS)
 
 
 def _as_call_of_both(run: Run, pair: MessagePairs) -> MatchedCalls:

@@ -256,6 +256,23 @@ def test_messages_both_ways_show_the_clocks_of_devices(leaves_us: int, ways: tup
         assert offsets[1] - offsets[0] == pytest.approx(3 * MS, abs=5 * US)
 
 
+@pytest.mark.parametrize("order", [("g", "other"), ("other", "g")])
+def test_each_group_of_messages_shows_itself_whether_they_end_together(order: tuple[str, str]) -> None:
+    """In the other group senders leave before their data are received, which says nothing of clocks."""
+    calls: dict[int, list[Call]] = {0: [], 1: []}
+    for group in order:
+        extra = 5 * US if group == "g" else 500 * US
+        for k in range(8):
+            at = 20 * k * MS + (10 * MS if group == "g" else 0)
+            calls[0].append(Call(op="send", group=group, peer=1, start=at))
+            calls[1].append(Call(op="recv", group=group, peer=0, start=at + 3 * MS, length=MS + extra))
+            calls[1].append(Call(op="send", group=group, peer=0, start=at + 8 * MS))
+            calls[0].append(Call(op="recv", group=group, peer=1, start=at + 5 * MS, length=MS + extra))
+    groups = tuple(Group(name=each, size=2, ranks=(0, 1)) for each in order)
+    offsets = match_and_align(job(calls, groups)).clocks.offset_ns
+    assert offsets[1] - offsets[0] == pytest.approx(3 * MS, abs=5 * US)
+
+
 def test_a_group_of_two_tells_the_peer():
     calls = pipeline(2, 3)
     bare = {rank: [replace(call, peer=NONE) for call in own] for rank, own in calls.items()}
