@@ -155,9 +155,10 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def callers(self) -> Mapping[tuple[str | int | None, ...], int]:
         """By kind of call (`_kind`), how many ranks have such calls: its row's exposed time is their mean."""
         found: Counter[tuple[str | int | None, ...]] = Counter()
-        for timeline in self.run.ranks.values():
+        for rank, timeline in self.run.ranks.items():
             calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
-            columns = [getattr(calls, name) for name in (*NAMES, *NUMBERS)]
+            sizes = {"group_size": self.transfers[rank].group_size}  # as matched, where it was not recorded
+            columns = [sizes.get(name, getattr(calls, name)) for name in (*NAMES, *NUMBERS)]
             _, first = factorize_rows(columns)
             texts = [[names[code] for code in column[first].tolist()] for column in columns[: len(NAMES)]]
             texts[0] = [op or UNKNOWN for op in texts[0]]

@@ -80,10 +80,10 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
     if op not in SIZED or not heavy:
         return None
     members = {group.name: group.ranks for group in given.run.groups}
-    calls = Counter[int]()  # a rank may be in several such groups
+    calls = Counter[int | str | None]()  # a rank may be in several such groups
     for row in heavy:
-        for rank in members.get(row.group or "") or given.run.ranks:
-            calls[rank] += row.count
+        for each in members.get(row.group or "") or [row.group]:
+            calls[each] += row.count
     moved = sum((row.bytes or 0) * row.count for row in heavy)
     took = sum((row.transfer_ns_median or 0) * row.count for row in heavy)
     sizes = [row.bytes or 0 for row in heavy]

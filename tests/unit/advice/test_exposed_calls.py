@@ -1,6 +1,7 @@
 """Of exposed calls nothing is advised that is in effect, or helps nothing: averages of parameters, gradients
 that go beside backward."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from overlapscope.advice.losses.own_calls import (
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
 
@@ -169,6 +171,22 @@ def test_exposed_time_of_calls_is_a_mean_over_all_ranks_of_what_some_ranks_make(
     given = looked_at(run)
     whole = sum(each.exposed_comm_ns or 0 for rank in given.analysis.ranks for each in rank.steps if each.complete)
     assert given.exposed_ns(given.analysis.collectives) == pytest.approx(whole / len(run.ranks) / given.steps, rel=0.01)
+
+
+def test_calls_whose_group_has_its_size_from_matching_count_for_those_that_make_them() -> None:
+    """Ranks 0 and 1 make calls of group g, all three of h; sizes of groups were not recorded."""
+    of_all = Sent(start=500, end=900, launch=60, group="h", size_bytes=2 * MIB)
+    both = made(lambda _: queue(Sent(start=300, end=500, launch=50), of_all))
+    ranks = {**both.ranks, 2: replace(made(lambda _: queue(of_all)).ranks[1], rank=2)}
+    bare = {
+        rank: replace(each, collectives=replace(each.collectives, group_size=np.full(each.collectives.op.size, NONE)))
+        for rank, each in ranks.items()
+    }
+    groups = [replace(both.groups[0], name=name, ranks=own) for name, own in (("g", (0, 1)), ("h", (0, 1, 2)))]
+    given = looked_at(replace(both, ranks=bare, groups=tuple(groups), world_size=3))
+    (row,) = (each for each in given.analysis.collectives if each.group == "g")
+    assert row.group_size == 2
+    assert given.exposed_ns([row]) == pytest.approx((row.exposed_ns or 0) * 2 / 3 / given.steps)
 
 
 def test_exposed_time_of_calls_is_at_most_that_of_the_steps() -> None:

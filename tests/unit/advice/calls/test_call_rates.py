@@ -48,7 +48,7 @@ def test_calls_of_a_rank_are_those_of_all_its_groups() -> None:
     step = [Kernel(start=0, end=100), Sent(start=100, end=300, size_bytes=4 * MIB),
             Sent(start=300, end=500, size_bytes=4 * MIB, group="h")]  # fmt: skip
 
-    def words(*ranks: tuple[int, ...]) -> str:
+    def words(*ranks: tuple[int, ...] | None) -> str:
         run = made(lambda _: step)
         groups = [replace(run.groups[0], name=name, ranks=own) for name, own in zip("gh", ranks, strict=True)]
         found = dominant_calls(looked_at(replace(run, groups=tuple(groups))))
@@ -57,6 +57,7 @@ def test_calls_of_a_rank_are_those_of_all_its_groups() -> None:
 
     assert "2 a step" in words((0, 1), (0, 1))
     assert "1 a step" in words((0, 2), (1, 3))
+    assert "1 a step" in words(None, None), "of how many groups a rank is a member is not known"
 
 
 def test_the_rate_of_calls_that_may_hold_waiting_is_a_least_one_and_small_calls_have_none() -> None:
