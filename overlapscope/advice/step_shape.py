@@ -55,8 +55,9 @@ LAST_FIRST: Final = (
     "last (an embedding that is used twice, modules registered in another order than they run)"
 )
 SCATTER: Final = (
-    "# all_gather sends as many bytes as all_reduce: reduce_scatter and all_gather move two thirds of what these do "
-    "(FSDP2 with reshard_after_forward=False; DeepSpeed's stages 1 and 2 all-reduce, with reduce_scatter=true as well)"
+    "# as many bytes are gathered as reduced: reduce_scatter with all_gather sends two thirds of what all_reduce with "
+    "all_gather does (FSDP2 with reshard_after_forward=False; DeepSpeed's stages 1 and 2 all-reduce, with "
+    "reduce_scatter=true as well)"
 )
 ALIKE: Final = 0.02
 """Bytes that are gathered may differ from those that are reduced by this share, as for padding."""
@@ -233,9 +234,12 @@ def _launches(timeline: RankTimeline, step_ns: int) -> _Launches:
 
 
 def _apart_ns(calls: Collectives, rows: Ints) -> int:
-    """Return how far the launches of calls lie apart, or for how long none of them runs between, if that is longer."""
-    launch, start, end = calls.launch_ns[rows], calls.start_ns[rows], calls.end_ns[rows]
-    between = int(end.max() - start.min()) - length(union((start, end)))
+    """Return how far the launches of calls lie apart, or for how long none of them runs between, if that is longer and
+    times are known."""
+    launch = calls.launch_ns[rows]
+    timed = rows[(calls.start_ns[rows] != NONE) & (calls.end_ns[rows] != NONE)]
+    start, end = calls.start_ns[timed], calls.end_ns[timed]
+    between = int(end.max() - start.min()) - length(union((start, end))) if timed.size else 0
     return max(int(launch.max() - launch.min()), between)
 
 

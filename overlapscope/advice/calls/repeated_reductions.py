@@ -18,6 +18,8 @@ from overlapscope.timeline.run import RankTimeline
 
 OF_DDP: Final = ("all_reduce",)
 OF_FSDP: Final = ("all_gather", "reduce_scatter")
+SAVED_OF_FSDP: Final = ("reduce_scatter",)
+"""What fewer reductions save: FSDP frees parameters after each backward, and gathers them again for the next pass."""
 NO_SYNC: Final = (
     "with model.no_sync():  # around forward and backward of all passes of a step but the last\n"
     "    loss(model(batch), target).backward()"
@@ -27,6 +29,7 @@ NO_SYNC_2: Final = (
     "model.set_requires_gradient_sync(False)  # before all passes of a step but the last, then True; each rank keeps "
     "the gradients whole until then: look at memory"
 )
+OF_MEMORY: Final = "that memory holds the whole gradients, and that each pass gathers parameters again, as by default"
 LEAST_BYTES: Final = 4 << 10
 """Passes that reduce less in all reduce metrics. A choice."""
 MOSTLY: Final = 0.75
@@ -40,8 +43,8 @@ def repeated_reductions(given: RuleInput) -> Recommendation | None:
     times = min((_times(timeline, windows, ops) for timeline, windows in given.some_at_hand()), default=1)
     if times == 1:
         return None
-    rows = [row for row in given.analysis.collectives if row.op in ops and row.dimension in (None, DATA)]
-    name, calls = ("DDP", "it") if ops == OF_DDP else ("FSDP", "that and of gathers")
+    name, saves = ("DDP", OF_DDP) if ops == OF_DDP else ("FSDP", SAVED_OF_FSDP)
+    rows = [row for row in given.analysis.collectives if row.op in saves and row.dimension in (None, DATA)]
     exposed = given.exposed_ns(rows)
     saved = exposed * (1 - 1 / times)
     if not given.is_worth(saved):
@@ -50,15 +53,15 @@ def repeated_reductions(given: RuleInput) -> Recommendation | None:
         given,
         id="repeated_reductions",
         title=f"Reduce gradients once a {given.per}: {name} reduces all of them {times} times before its optimizer, "
-        f"after each of {times} passes; {ms(exposed)} of {calls} are exposed",
+        f"after each of {times} passes; {ms(exposed)} of it are exposed",
         at_most_ns=saved,
         apply={"ddp": NO_SYNC} if ops == OF_DDP else {"fsdp2": NO_SYNC + WHOLE if uses_fsdp1(given.run) else NO_SYNC_2},
         evidence={"times": times, "exposed_ns": round(exposed)},
-        measured=["the calls of each pass and their sizes, and what of them is exposed"],
+        measured=["the calls of each pass and their sizes, and what of reductions is exposed"],
         assumed=[
             "that the passes are of one model, and add up to one gradient, as they do where one optimizer runs once; "
             "sums are rounded in another order",
-            *([] if ops == OF_DDP else ["that memory holds the whole gradients, and that parameters stay gathered"]),
+            *([] if ops == OF_DDP else [OF_MEMORY]),
         ],
     )
 

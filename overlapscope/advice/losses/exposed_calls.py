@@ -106,8 +106,9 @@ def hosts_make_wait(given: RuleInput) -> bool:
         spans = timeline.spans
         launched = np.flatnonzero(spans.launch_ns != NONE)
         launched = launched[np.argsort(spans.launch_ns[launched], kind="stable")]
-        following = np.append(launched, NONE)[np.searchsorted(spans.launch_ns[launched], launch, side="right")]
-        other = (following != NONE) & (spans.kind[following] != COMM)
+        after = np.searchsorted(spans.launch_ns[launched], launch, side="right")
+        launch, following = launch[after < launched.size], launched[after[after < launched.size]]
+        other = spans.kind[following] != COMM
         host = select_host_spans(timeline.host, (RUNTIME,))
         waits = np.sort(host.start_ns[rows_named(host.name, timeline.names, WAITS_FOR_EVENT.search)])
         first = np.append(waits, LATEST)[np.searchsorted(waits, launch)]

@@ -76,8 +76,8 @@ def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -
         return None
     means = {rank: float(own.mean()) for rank, own in lost.items()}
     most = max(means, key=means.__getitem__)
-    uneven, alike = means[most] >= UNEVEN * fmean(means.values()), len({own.size for own in lost.values()}) == 1
-    own = lost[most] if uneven or not alike else np.max([*lost.values()], axis=0)
+    uneven = means[most] >= UNEVEN * fmean(means.values())
+    own = lost[most] if uneven else _most_by_number(given, lost)
     mean_ns = float(own.mean())
     there = own >= MOSTLY * own.max()
     if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and not there[1:].any()):
@@ -88,6 +88,16 @@ def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -
         words=f"{ms(float(own[there].mean()))}{steps}, {ms(mean_ns)} a step in the mean",
         of=f" of rank {most}" if uneven else "",
     )
+
+
+def _most_by_number(given: RuleInput, by_window: Mapping[int, Ints]) -> Ints:
+    """Return what the rank that loses most loses in each step, in the order of the steps' numbers: ranks may have
+    recorded other steps."""
+    numbers = np.array([number for rank in by_window for number in given.numbers[rank]], np.int64)
+    steps = unique(numbers)
+    found = np.zeros(steps.size, np.int64)
+    np.maximum.at(found, np.searchsorted(steps, numbers), np.concatenate([*by_window.values()]))
+    return found
 
 
 def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:

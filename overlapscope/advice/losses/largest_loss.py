@@ -10,6 +10,7 @@ from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, idle_label
+from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.job_step.headline import few_communicate
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.result import Analysis, Recommendation, costly_outliers, without_outliers
@@ -42,6 +43,12 @@ USUAL: Final = ("Largest loss: ", "Largest loss outside compute: ", "")
 must, or another."""
 OF_LAUNCHES: Final = ("launch_bound", "launch_latency")
 """Causes of idle time that launches of the rank's own host decide."""
+OF_HOSTS: Final[tuple[LossKind, ...]] = (
+    "launch_rate", "pause", "long_pause", "blocking_call", "poll", "data_loading", "garbage_collection", "allocation",
+)  # fmt: skip
+"""Losses by the host, the longest of which shows idle time."""
+MEASURED_IDLE: Final = "time in which the device neither computes nor communicates nor copies"
+MEASURED_GAPS: Final = "exposed communication in which the next kernel waits for another one, or for its launch"
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
 
 
@@ -152,42 +159,43 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
 
 
 def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool) -> Recommendation:
-    causes = given.figures.idle_causes
-    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
+    reasons = {each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None}
+    largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
+    only_gaps = given.is_worth(gaps_ns) and not given.is_worth(idle)
+    evidence = {"idle_ns": idle, "idle_causes": dict(given.figures.idle_causes)}
+    if only_gaps:
+        words, shown = f"gaps between kernels beside communication take {ms(gaps_ns)} of {step}", None
+    else:
+        of_it, gaps = _of_idle(given, idle)
+        words = f"{_beside(gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}"
+        shown = host_time(given, *OF_HOSTS).shown_by
+        evidence |= {} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}
+    return recommended(
+        given,
+        id="idle_device",
+        title=f"{largest}{words}",
+        verdict="look",
+        loss_ns=gaps_ns if only_gaps else idle + gaps_ns,
+        apply={"torch": RECORD} if "no_host_events" in reasons else {},
+        evidence=evidence | {"gaps_beside_communication_ns": gaps_ns},
+        shown_by=shown,
+        measured=[*[MEASURED_GAPS] * (gaps_ns > 0), *[MEASURED_IDLE] * (not only_gaps)],
+        assumed=[],
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
+    )
+
+
+def _of_idle(given: RuleInput, idle: int) -> tuple[str, IdleGaps | None]:
+    """Return words for the largest cause of idle time, and the gaps, where nothing of the host is known."""
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
-    why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
-    of_it = f", {ms(ns)} of it: {idle_label(cause)}{why or blocker_words(given, idle)}"
+    cause, ns = max(given.figures.idle_causes.items(), key=lambda each: each[1], default=("unknown", idle))
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:
         # What the host did is not known; how its pauses are distributed is.
         unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
-        of_it = f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}"
-    largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
-    host = host_time(
-        given,
-        "launch_rate",
-        "pause",
-        "long_pause",
-        "blocking_call",
-        "poll",
-        "data_loading",
-        "garbage_collection",
-        "allocation",
-    )
-    return recommended(
-        given,
-        id="idle_device",
-        title=f"{largest}{_beside(gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}",
-        verdict="look",
-        loss_ns=idle + gaps_ns,
-        apply={"torch": RECORD} if "no_host_events" in reasons else {},
-        evidence={"idle_ns": idle, "idle_causes": dict(causes), "gaps_beside_communication_ns": gaps_ns}
-        | ({} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}),
-        shown_by=host.shown_by,
-        measured=["time in which the device neither computes nor communicates nor copies"],
-        assumed=[],
-        verify="overlapscope analyze NEW_RUN: the loss is smaller",
-    )
+        return f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}", gaps
+    why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
+    return f", {ms(ns)} of it: {idle_label(cause)}{why or blocker_words(given, idle)}", None
 
 
 def _beside(gaps_ns: int) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
 from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.exposed_remedies import wait_by_turns
-from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE, largest_loss
+from overlapscope.advice.losses.largest_loss import MEASURED_GAPS, MEASURED_IDLE, OF_EXPOSED, OF_IDLE, largest_loss
 from overlapscope.advice.published_effects import published_effects, with_published
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.step_shape import CUDA, LAST_FIRST, ONE_BUCKET, ROCM, UNUSED
@@ -646,20 +646,53 @@ def test_from_a_tenth_of_the_step_on_communication_decides_too(
     ("causes", "named"),
     [
         pytest.param({"behind_compute": 45, "queued": 40}, "40 ms of it: queued behind another", id="less than half"),
-        pytest.param({"behind_compute": 60, "queued": 40}, "gaps between kernels take 60 ms beside", id="most"),
+        pytest.param(
+            {"behind_compute": 60, "queued": 40}, "gaps between kernels beside communication take 60 ms of", id="most"
+        ),
     ],
-)
+)  # fmt: skip
 def test_gaps_between_kernels_are_named_where_they_are_most_of_what_is_exposed(
     causes: dict[str, int], named: str
 ) -> None:
+    assert named in loss_of(causes, idle=0).title
+
+
+def loss_of(causes: dict[str, int], idle: int) -> Recommendation:
+    """Return the largest loss of steps of 1,000 ms, 100 of which are exposed for these causes; all in ms."""
     run = always(Kernel(start=0, end=901), *BESIDE)
     analysis = analyze(run)
-    found = {cause: ns * MS for cause, ns in causes.items()}
-    head = replace(analysis.headline, step_ns=1000 * MS, exposed_comm_ns=100 * MS, idle_ns=0, causes=found)
+    head = replace(
+        analysis.headline, step_ns=1000 * MS, exposed_comm_ns=100 * MS, idle_ns=idle * MS,
+        causes={cause: ns * MS for cause, ns in causes.items()}, idle_causes={"input": idle * MS},
+    )  # fmt: skip
     ranks = [replace(each, steps=[replace(step, causes={}) for step in each.steps]) for each in analysis.ranks]
     loss = largest_loss(RuleInput.of(run, replace(analysis, headline=head, ranks=ranks), match_and_align(run)), [])
     assert loss
-    assert named in loss.title
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("idle", "title", "loss", "measured"),
+    [
+        pytest.param(
+            19, "gaps between kernels beside communication take 60 ms of a 1000 ms step", 60, (MEASURED_GAPS,),
+            id="idle time is not worth it",
+        ),
+        pytest.param(
+            20, "gaps between kernels take 60 ms beside communication, and the device is idle for 20 ms of a 1000 ms "
+            "step, 20 ms of it: ", 80, (MEASURED_GAPS, MEASURED_IDLE), id="it is",
+        ),
+    ],
+)  # fmt: skip
+def test_beside_gaps_idle_time_is_named_only_where_it_is_worth_it(
+    idle: int, title: str, loss: int, measured: tuple[str, ...]
+) -> None:
+    found = loss_of({"behind_compute": 60, "queued": 40}, idle)
+    assert title in found.title
+    assert ("idle" in found.title) is (MEASURED_IDLE in measured)
+    assert found.loss_ns == loss * MS
+    assert set(measured) <= set(found.measured)
+    assert (MEASURED_IDLE in found.measured) is (MEASURED_IDLE in measured)
 
 
 def test_hosts_without_cores_are_not_told_to_load_data_beside_the_step() -> None:

@@ -41,8 +41,8 @@ def passes(
 def test_gradients_that_fsdp_reduces_after_each_pass_are_to_be_reduced_once(name: str, how: str) -> None:
     found = fired(passes(name=name))["repeated_reductions"]
     assert found.title.startswith("Reduce gradients once a step: FSDP reduces all of them 2 times before its optimizer")
-    assert found.evidence == {"times": 2, "exposed_ns": pytest.approx(400 * US, rel=0.01)}
-    assert found.gain_high_ns == pytest.approx(200 * US, rel=0.01), "of all passes but the last"
+    assert found.evidence == {"times": 2, "exposed_ns": pytest.approx(300 * US, rel=0.01)}
+    assert found.gain_high_ns == pytest.approx(150 * US, rel=0.01), "of reductions but the last; gathers stay"
     assert how in found.apply["fsdp2"]
     assert "memory" in found.apply["fsdp2"]
 

@@ -37,6 +37,8 @@ def test_few_large_buckets_are_to_be_split() -> None:
 def test_that_reduce_scatter_sends_less_is_said_where_as_much_is_gathered(gathered: int, *, said: bool) -> None:
     found = fired(buckets(386, 202, gathered=gathered))["split_all_reduce"]
     assert found.apply.get("torch") == (SCATTER if said else None)
+    assert not said or "as many bytes are gathered as reduced" in found.apply["torch"]
+    assert not said or "two thirds of what all_reduce with all_gather does" in found.apply["torch"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.losses.host_time import LEAST_IDLE, in_the_mean
 from overlapscope.advice.losses.named_cause import _beside
@@ -38,11 +39,14 @@ def test_a_loader_that_stalls_in_few_steps_is_named_with_their_number_and_the_me
     assert "data_loading" not in fired(stalling((0,))), "workers begin in the first one"
 
 
-def lost(own: Mapping[int, Sequence[int]]) -> tuple[int, str, str] | None:
-    """Return what is said of losses in us by rank and step, of steps of 1,000 us."""
+def lost(
+    own: Mapping[int, Sequence[int]], numbers: Mapping[int, Sequence[int]] | None = None
+) -> tuple[int, str, str] | None:
+    """Return what is said of losses in us by rank and step, of steps of 1,000 us with these numbers, else from 0."""
     run = stalling(())
     together = match_and_align(run)
-    given = RuleInput.of(run, analyze(run, together), together)
+    of_ranks = {rank: tuple((numbers or {}).get(rank, range(len(each)))) for rank, each in own.items()}
+    given = replace(RuleInput.of(run, analyze(run, together), together), numbers=of_ranks)
     found = in_the_mean(given, {rank: np.array(each) * US for rank, each in own.items()}, LEAST_IDLE)
     return None if found is None else (found.ns // US, found.words, found.of)
 
@@ -56,6 +60,14 @@ def test_of_ranks_that_lose_in_turn_each_step_counts_that_which_loses_most() -> 
     words = "0.3 ms in 2 of 6 steps, 0.1 ms a step in the mean"
     assert lost({0: [0, 300, 0, 0, 0, 0], 1: [0, 0, 300, 0, 0, 0]}) == (100, words, "")
     assert lost({0: [0, 100, 0, 0, 0, 0], 1: [0, 0, 100, 0, 0, 0]}) is None
+
+
+def test_ranks_that_recorded_other_steps_are_compared_by_the_number_of_a_step() -> None:
+    words = "0.3 ms in 2 of 7 steps, 0.0857 ms a step in the mean"
+    later = {0: range(6), 1: range(1, 7)}
+    assert lost({0: [0, 0, 300, 0, 300, 0], 1: [0, 300, 0, 300, 0, 0]}, later) == (85, words, "")
+    words = "0.6 ms in 1 of 7 steps, 0.0857 ms a step in the mean"
+    assert lost({0: [0, 600, 0, 0, 0, 0], 1: [600, 0, 0, 0, 0, 0]}, later) == (85, words, ""), "not the first"
 
 
 @pytest.mark.parametrize(("steps", "said"), [([2], False), ([1, 2, 4], True)])

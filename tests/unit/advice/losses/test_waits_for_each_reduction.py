@@ -1,12 +1,13 @@
 """Where DDP overlaps nothing, wait events say that backward waits for each reduction; without them launches and times
 of calls say what keeps compute from running beside them."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.step_shape import CUDA, LAST_FIRST, WAITS
+from overlapscope.advice.step_shape import CUDA, LAST_FIRST, WAITS, _launches
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import RUNTIME, HostSpans
+from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
@@ -77,5 +78,32 @@ def test_other_waits_say_that_streams_run_one_after_the_other(waits: tuple[float
     assert found.apply == {"environment": f"unset {CUDA[1]}  # one queue serialises streams"}, "no call waits for data"
 
 
+def cut(run: Run) -> Run:
+    """Return what a recording keeps that lacks the launch of its last call, and those after it."""
+
+    def own(timeline: RankTimeline) -> RankTimeline:
+        calls, spans = timeline.collectives, timeline.spans
+        last = np.arange(calls.op.size) == calls.op.size - 1
+        known = np.where(last, NONE, calls.launch_ns)
+        launched = np.where(spans.launch_ns > known.max(), NONE, spans.launch_ns)
+        return replace(timeline, collectives=replace(calls, launch_ns=known), spans=replace(spans, launch_ns=launched))
+
+    return replace(run, ranks={rank: own(each) for rank, each in run.ranks.items()})
+
+
+def test_a_call_after_which_no_launch_is_known_says_nothing_of_waits() -> None:
+    assert fired(cut(ddp(12, 22, 32)))["overlap_without_effect"].apply == {"ddp": WAITS}
+
+
 def test_calls_that_are_launched_at_once_and_follow_each_other_wait_for_the_first() -> None:
     assert fired(ddp(gap=1))["overlap_without_effect"].apply == {"ddp": LAST_FIRST}
+
+
+@pytest.mark.parametrize("unknown", [slice(-1, None), slice(None)], ids=["the last call", "all calls"])
+def test_calls_that_never_ended_say_only_when_they_were_launched(unknown: slice) -> None:
+    timeline = ddp(gap=1).ranks[0]
+    calls = timeline.collectives
+    start, end = calls.start_ns.copy(), calls.end_ns.copy()
+    start[unknown] = end[unknown] = NONE
+    never = replace(timeline, collectives=replace(calls, start_ns=start, end_ns=end))
+    assert _launches(never, STEP * US).together
