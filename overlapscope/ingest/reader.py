@@ -87,7 +87,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     stands_in: bool = False
     """Whether another file of the same recording holds more: these timelines are used only if that file is absent."""
     ranks_assumed: bool = False
-    """Whether the file holds several ranks without stating which: they are then numbered from 0 in file order."""
+    """Whether the file does not state its ranks: they are then numbered from 0 in file order, or by their devices."""
+    assumption: str = ""
+    """Warning that the ranks are assumed; added to the source's once nothing better says them."""
 
     def relabel_paths(self, renamings: Sequence[tuple[str, str]]) -> "Reading":
         """Return the reading with each (old, new) path prefix replaced wherever it names its file."""

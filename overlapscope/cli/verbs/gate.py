@@ -125,7 +125,7 @@ def _next(gate: "Gate", args: argparse.Namespace) -> str:
     if gate.verdict != "passed":
         return f"\nnext: overlapscope compare {paths} --all\n"
     uncalibrated = any(each.gates and each.calibrated is False for each in gate.metrics)
-    options = [] if args.redact else reading_words(args)
+    options = [] if args.redact else reading_words(args, other_inputs=True)
     calibrated = shell_words(["--calibrate", "RUNS", "-o", "floor.json", *options])
     return f"\nnext: overlapscope gate {calibrated}\n" if uncalibrated else ""
 
@@ -143,7 +143,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     if not args.json:
         to_terminal = argparse.Namespace(output=None, json=False)
         name = "FLOOR" if args.output is None else str(args.output)
-        given = shell_words(["BASE", "CAND", "--floor", name, *reading_words(args)])
+        given = shell_words(["BASE", "CAND", "--floor", name, *reading_words(args, other_inputs=True)])
         emit(gate_text.render_noise_floor(floor, policy.alpha, policy.metrics), to_terminal)
         emit(f"\nnext: overlapscope gate {given}\n", to_terminal)
     return 0

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.merge.assumed_ranks import without_clashing
 from overlapscope.ingest.merge.by_name import rename_advice, shared_name
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
@@ -159,7 +160,8 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
     """Assign each timeline its rank: from its content, else from the file's name, else from the user's option.
 
-    A single timeline without a rank is rank 0; one among several is left out, with a warning.
+    A single timeline without a rank is rank 0; one among several is left out, with a warning. So is one whose rank is
+    only assumed, and recorded elsewhere at the same time.
     """
     unused = set(given) - {path.name for path, _ in readings} - {""}
     files = len({path for path, _ in readings})
@@ -175,6 +177,9 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
             ranks = _numbered(path, reading, rank, alone=timed == 1)
         how = rename_advice(path.name) if often[path.name] > 1 else f"use --rank {display_name(path)}=N"
         ranked.append((path, _ranked(path, ranks, rank, alone=len(with_timelines) == 1, how=how)))
+    certain = without_clashing(readings, ranked, given)
+    if certain is not readings:
+        return _with_ranks(certain, given)
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         for path, reading in readings:
@@ -217,7 +222,7 @@ def _numbered(path: Path, reading: Reading, given_rank: int | None, *, alone: bo
         moved = tuple(replace(each, rank=given_rank + at) for at, each in enumerate(reading.timelines))
         return replace(reading, timelines=moved)
     if alone or len(reading.timelines) == 1:  # a single one is numbered by its device
-        return reading
+        return _with_warning(reading, reading.assumption) if reading.assumption else reading
     unknown = tuple(replace(each, rank=UNKNOWN_RANK) for each in reading.timelines)
     return _with_warning(
         replace(reading, timelines=unknown),

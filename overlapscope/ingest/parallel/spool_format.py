@@ -77,6 +77,7 @@ class _Summary(msgspec.Struct, kw_only=True):
     fingerprint: dict[str, str | int | None]
     stands_in: bool
     ranks_assumed: bool
+    assumption: str
     fact_names: list[str]
     timelines: list[_Timeline]
 
@@ -137,6 +138,7 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
         fingerprint=dict(reading.fingerprint),
         stands_in=reading.stands_in,
         ranks_assumed=reading.ranks_assumed,
+        assumption=reading.assumption,
         fact_names=list(reading.facts.names),
         timelines=timelines,
     )
@@ -238,4 +240,5 @@ def _reading(folder: Path, summary: _Summary, timelines: Sequence[RankTimeline])
         facts=replace(facts, names=tuple(map(sys.intern, facts.names))),
         stands_in=summary.stands_in,
         ranks_assumed=summary.ranks_assumed,
+        assumption=summary.assumption,
     )

@@ -42,6 +42,16 @@ def test_the_options_stand_behind_all_inputs() -> None:
     assert of_given(text, read(["a", "b", "--rank", "by-name"])) == text, "RUN stands for one run"
 
 
+def test_ranks_of_named_files_are_left_out_beside_other_inputs() -> None:
+    args = read(["old.json", "--rank", "old.json=0", "--stacks"])
+    assert of_given("overlapscope compare RUN NEW_RUN --all; overlapscope analyze RUN", args) == (
+        "overlapscope compare old.json NEW_RUN --stacks --all; overlapscope analyze old.json --rank old.json=0 --stacks"
+    )
+    assert reading_words(read(["old", "--rank", "3", "--rank", "by-name"]), other_inputs=True) == [
+        "--rank", "3", "--rank", "by-name",
+    ]  # fmt: skip
+
+
 def silent(folder: Path, device: str = "A100") -> Path:
     """Write two traces that state no rank."""
     folder.mkdir()
@@ -74,6 +84,15 @@ def test_a_noise_floor_is_used_as_it_was_measured(tmp_path: Path, capsys: pytest
         shutil.copytree(ROOT / "traces" / "baseline", tmp_path / name)
     shown = stdout_of(capsys, "gate", "--calibrate", tmp_path, "--max-gib", "12.5")
     assert shown.endswith("next: overlapscope gate BASE CAND --floor FLOOR --max-gib 12.5\n")
+
+
+def test_a_calibration_of_other_runs_names_no_files_of_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, candidate = silent(tmp_path / "base"), silent(tmp_path / "candidate")
+    ranks = ["--rank", "a.json=0", "--rank", "b.json=1"]
+    shown = stdout_of(capsys, "gate", base, candidate, *ranks, "--comm", "my_.*")
+    assert shown.endswith("\nnext: overlapscope gate --calibrate RUNS -o floor.json --comm 'my_.*'\n")
 
 
 def test_what_ranks_wait_for_is_a_command_alone_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:

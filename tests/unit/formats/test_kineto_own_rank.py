@@ -71,6 +71,11 @@ def test_no_rank_is_its_own_peer(tmp_path: Path) -> None:
         ("node33_1234.1700000000000.pt.trace.json", None),
         (f"worker_{PROCESS}.1700000000000.pt.trace.json", None),
         (f"my_gpu_{PROCESS}.1700000000000.pt.trace.json", None),
+        (f"rank3_{PROCESS}.1700000000000.pt.trace.json", None),
+        (f"local_rank_3_{PROCESS}.1700000000000.pt.trace.json", None),
+        (f"gpu-2_{PROCESS}.1700000000000.pt.trace.json", None),
+        (f"worker0_{PROCESS}.1700000000000.pt.trace.json", None),
+        (f"job-worker-1_{PROCESS}.1700000000000.pt.trace.json", "job-worker-1"),
         (f"node33_{PROCESS}.json", None),
     ],
 )

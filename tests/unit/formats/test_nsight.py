@@ -1,6 +1,7 @@
 """SQLite exports of Nsight Systems."""
 
 import gzip
+import re
 import sqlite3
 import struct
 from contextlib import closing
@@ -435,19 +436,45 @@ def test_a_process_of_a_node_is_assumed_to_have_its_devices_number(
     path = export(tmp_path, kernels=[Kernel(name="k", start=1, end=2, device=device)], arguments=options)
     reading = read(path)
     assert (reading.timelines[0].rank, reading.world_size) == (rank, world_size)
-    assert any(f"assumed to be rank {rank}: device {device}" in each for each in reading.source.warnings) is (rank >= 0)
+    assert (f"assumed to be rank {rank}: device {device}" in reading.assumption) is (rank >= 0)
+
+
+def of_node_1(path: Path, device: int, *, start: int = 1, **more: object) -> Path:
+    """Write what one of the 8 processes of the second of two nodes recorded."""
+    kernels = [Kernel(name="k", start=start, end=start + 10, device=device)]
+    options = ["--nnodes=2", "--nproc_per_node=8", "--node_rank=1"]
+    return Export(kernels=kernels, arguments=options, **more).write(path)  # type: ignore[arg-type]
+
+
+def ranks_and_assumed(paths: list[Path], given: dict[str, int] | None = None) -> tuple[list[int], list[str]]:
+    """Return the ranks of a run, and the ranks that its warnings call assumed."""
+    run = read_inputs(paths, ReadOptions(ranks=given or {}))
+    warnings = " ".join(warning for source in run.sources for warning in source.warnings)
+    return list(run.ranks), re.findall(r"assumed to be rank (\d+)", warnings)
 
 
 def test_a_mere_assumption_gives_way_to_the_user_and_to_the_files_name(tmp_path: Path) -> None:
-    def one(name: str, device: int) -> Path:
-        kernels = [Kernel(name="k", start=1, end=2, device=device)]
-        options = ["--nnodes=2", "--nproc_per_node=8", "--node_rank=1"]
-        return Export(kernels=kernels, arguments=options).write(tmp_path / name)
+    paths = [of_node_1(tmp_path / "a.sqlite", 1), of_node_1(tmp_path / "b.sqlite", 2)]
+    assert ranks_and_assumed(paths) == ([9, 10], ["9", "10"])
+    assert ranks_and_assumed(paths, {"b.sqlite": 12}) == ([9, 12], ["9"])
+    named = of_node_1(tmp_path / "rank14.sqlite", 1)
+    assert ranks_and_assumed([named]) == ([14], [])
+    assert ranks_and_assumed([named], {"": 12}) == ([14], []), "as of any file whose name says its rank"
 
-    paths = [one("a.sqlite", 1), one("b.sqlite", 2)]
-    assert list(read_inputs(paths).ranks) == [9, 10]
-    assert list(read_inputs(paths, ReadOptions(ranks={"b.sqlite": 12})).ranks) == [9, 12]
-    assert list(read_inputs([one("rank14.sqlite", 1)]).ranks) == [14]
+
+def test_processes_that_each_see_device_0_are_not_taken_for_one_rank(tmp_path: Path) -> None:
+    same = [of_node_1(tmp_path / name, 0) for name in ("a.sqlite", "b.sqlite")]
+    with pytest.raises(InputError, match=r"none of the 2 traces says which rank it is; use ranks='by-name'"):
+        read_inputs(same)
+    assert ranks_and_assumed(same, {"a.sqlite": 8, "b.sqlite": 9}) == ([8, 9], [])
+    assert ranks_and_assumed(same, {"b.sqlite": 9}) == ([8, 9], ["8"])
+    stated = of_node_1(tmp_path / "c.sqlite", 0, environment={"RANK": "8"})
+    assert ranks_and_assumed([same[0], stated]) == ([8], []), "what a file states stays"
+
+
+def test_recordings_of_a_device_after_each_other_are_of_one_rank(tmp_path: Path) -> None:
+    paths = [of_node_1(tmp_path / f"{start}.sqlite", 0, start=start) for start in (1, 100)]
+    assert ranks_and_assumed(paths) == ([8], ["8", "8"])
 
 
 def test_ranks_of_one_report_have_one_clock(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from overlapscope.version import __version__
 from tests.conftest import needs_archives, shared_file
 from tests.support.reading_processes import Here, dead, workers_die_over
 from tests.support.writers.kineto import TORCH_2022, distributed, training, write
+from tests.support.writers.nsight import Export, Kernel
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
@@ -136,6 +137,18 @@ def test_real_sources_of_all_kinds_give_the_same_either_way(names: tuple[str, ..
         return
     with pytest.raises(type(wanted), match=re.escape(str(wanted))):
         write_run(inputs, tmp_path / "apart", workers=1)
+
+
+def test_assumed_ranks_are_said_or_taken_back_either_way(tmp_path: Path) -> None:
+    options = ["--nnodes=1", "--nproc-per-node=8"]
+    inputs = [tmp_path / f"{name}.sqlite" for name in "abc"]
+    for path, device in zip(inputs, (1, 2, 2), strict=True):
+        Export(kernels=[Kernel(name="k", start=1, end=9, device=device)], arguments=options).write(path)
+    written = assert_as_if_read_at_once(inputs, tmp_path, workers=1)
+    assert written.ranks == (1,)
+    first, *others = (" ".join(source.warnings) for source in written.sources)
+    assert "assumed to be rank 1" in first
+    assert all("left out: no rank" in each and "assumed" not in each for each in others)
 
 
 def test_relative_paths_stay_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

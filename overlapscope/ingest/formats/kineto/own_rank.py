@@ -14,8 +14,10 @@ from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeli
 
 _HANDLER: Final = re.compile(r"(?P<host>.+)_(?P<process>\d+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 """Name that `tensorboard_trace_handler` makes by default: host, process id, time (torch/profiler/profiler.py)."""
-_NUMBERED: Final = re.compile(r"(?:.*[-_.])?(?:rank|worker|gpu|device|process|proc|pid)", re.IGNORECASE)
-"""A word that numbers something else than processes of a host."""
+_NUMBERED: Final = re.compile(
+    r"(?:.*[-_.])?(?:(?:rank|gpu|device|process|proc|pid)[-_.]?\d*|worker[_.]?\d*)", re.IGNORECASE
+)
+"""A word, with or without its number, that is no host's: it says which rank or device it is."""
 
 
 def with_rank(timeline: RankTimeline, stated: int | None, path: Path, groups: Sequence[Group]) -> RankTimeline:
@@ -44,7 +46,10 @@ def common_member(timeline: RankTimeline, groups: Sequence[Group]) -> int | None
 
 
 def host_in_name(path: Path, timeline: RankTimeline) -> str | None:
-    """Return the host in the name of a file, if the process id beside it is one that the trace recorded."""
+    """Return the host in the name of a file, if the process id beside it is one that the trace recorded.
+
+    A name that numbers a rank (`rank3`, `gpu-2`, `worker0`) is none; `worker-1`, with a hyphen, may be a pod's and is.
+    """
     found = _HANDLER.fullmatch(path.name)
     if found is None or _NUMBERED.fullmatch(found["host"]):
         return None

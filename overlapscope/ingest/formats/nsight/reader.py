@@ -70,7 +70,9 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     warnings = [*damage, *time_note, *_counted(tables, left_out)]
     if behind:
         warnings.append("the write-ahead log beside it was not read: close the program that wrote the database")
-    warnings += _rank_notes(built, hint)
+    ranks = _ranks(built, hint, path)
+    by_device = hint.assumed and ranks != [UNKNOWN_RANK]
+    warnings += [] if hint.assumed else _rank_notes(built, hint)
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
     groups = {group.name: group for each in built for group in each.built.groups}
     clock = _clock(info, built, name)
@@ -85,14 +87,14 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
             warnings=tuple(warnings),
         ),
         timelines=tuple(
-            replace(each.built.timeline, rank=rank, recorded=clock)
-            for each, rank in zip(built, _ranks(built, hint, path), strict=True)
+            replace(each.built.timeline, rank=rank, recorded=clock) for each, rank in zip(built, ranks, strict=True)
         ),
         world_size=hint.world_size,
         groups=tuple(groups.values()),
         fingerprint=_fingerprint(info),
         facts=member_facts(recording),
-        ranks_assumed=hint.assumed or (len(built) > 1 and hint.first is None),
+        ranks_assumed=by_device or (len(built) > 1 and hint.first is None),
+        assumption=_assumption(built, hint, ranks[0]) if by_device else "",
     )
 
 
@@ -144,18 +146,18 @@ def _clock(info: Mapping[str, list[str]], built: list[BuiltRank], name: str) -> 
 
 
 def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
-    if hint.assumed:
-        at = (hint.first or 0, built[0].unit.device)
-        more = f" (device {at[1]}), the others likewise" if len(built) > 1 else f": device {at[1]} of its node"
-        return [
-            f"it does not name its rank; assumed to be rank {sum(at)}{more}, with {hint.said_by}; --rank overrules it"
-        ]
     if len(built) == 1:
         where = "on its command line" if hint.said_by.startswith("--") else "in its environment"
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} {where} says"]
     return [
         device_order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")
     ]
+
+
+def _assumption(built: list[BuiltRank], hint: RankHint, rank: int) -> str:
+    device = built[0].unit.device
+    more = f" (device {device}), the others likewise" if len(built) > 1 else f": device {device} of its node"
+    return f"it does not name its rank; assumed to be rank {rank}{more}, with {hint.said_by}; --rank overrules it"
 
 
 def _counted(tables: NsightTables, left_out: int) -> list[str]:
