@@ -11,7 +11,7 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.cross_rank.wait_transfer import Split
-from overlapscope.analysis.stragglers.long_pauses import LongPauses
+from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
@@ -27,7 +27,7 @@ FEW_A_STEP: Final = 3
 """At many places a host pauses at most so often in a step, in the median of those with a pause. A choice: one that
 loses its core stops again and again, wherever it is. That is said only where it is one rank's ..."""
 OF_ONE_RANK: Final = 0.9
-"""... with this share of all pauses, so that its peers hardly pause."""
+"""... with this share of all pauses, and of the idle time in them, so that its peers hardly pause."""
 FEWEST_STEPS, IN_ONE_STEP = 3, 0.75
 """Of so many steps or more, one that holds this share of the cost is named with it: a mean over all is in none of them.
 A choice."""
@@ -40,8 +40,6 @@ FETCH: Final = "a batch that is fetched, as copies follow"
 COPIES: Final = re.compile(r"(?i)memcpy|aten::(to|_to_copy|copy_)$")
 """Operations and calls that copy a batch to the device."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
-BEGIN: Final = "the begin"
-"""What is before a pause where a recording has no operation yet."""
 
 
 class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +120,10 @@ def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[Cos
     """Return the pauses to name, and whether they are many at many places, of one rank alone of several."""
     ((rank, times),) = Counter(each.rank for each in found).most_common(1)
     own = [each for each in found if each.rank == rank]
+    idle_ns, of_all_ns = (sum(each.idle_ns for each in some) for some in (own, found))
+    its = times >= OF_ONE_RANK * len(found) and idle_ns >= OF_ONE_RANK * of_all_ns
     anywhere = not _place(own)[1] and _times_a_step(own) > FEW_A_STEP
-    return (own, True) if anywhere and ranks > 1 and times >= OF_ONE_RANK * len(found) else (found, False)
+    return (own, True) if anywhere and ranks > 1 and its else (found, False)
 
 
 def _place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
@@ -140,7 +140,7 @@ def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool) -> str:
     """Return what may be behind the pauses."""
     if anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
-        return f"{peers} hardly pause{'s' * (ranks == 2)}, so {ANYWHERE}"
+        return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
     why = f"{FETCH}, {WHY}" if all(COPIES.search(each.after) for each in found) else WHY
     if not begun:

@@ -14,13 +14,13 @@ from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.intervals import Intervals, difference, union
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 EXPLAINS: Final = 0.5
-"""A range is named where it, or the idle time in it, lasts for at least this share of what the step takes, or idles,
-more than the others."""
+"""A range is named where it, or what the idle time in it has more than the longest one of other steps, lasts for at
+least this share of what the step takes, or idles, more than the others."""
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
@@ -56,16 +56,19 @@ def _while_idle(
     own = [each.window for each in windows if each.step == step and each.window is not None]
     if len(own) != 1:  # several recordings use the number
         return found
-    start, end = _longest_idle(coverage, own[0])
+    busy = union(coverage.comm, coverage.compute, coverage.copy)
+    others = [each.window for each in windows if each.step != step and each.complete and each.window is not None]
+    usual_ns = np.median([end - start for start, end in (_longest_idle(busy, each) for each in others)] or [0])
+    start, end = _longest_idle(busy, own[0])
     name = _range_of(timeline, start, end)
-    if name is None or end - start < EXPLAINS * more_ns:
+    if name is None or end - start - usual_ns < EXPLAINS * more_ns:
         return found
     before, after = _steps_around(timeline, start, end)
     apart = NONE not in (before, after) and before != after
     between = f", between the last work of step {before} and the first of step {after}" if apart else ""
     return replace(
         found,
-        title=f"{found.title}, {format_ms(end - start)} of it at once while the host was in {short(name)}{between}",
+        title=f"{found.title}, {format_ms(end - start)} at once while the host was in {short(name)}{between}",
         evidence=found.evidence | {"idle_range": name, "idle_range_ns": end - start, "between_steps": apart},
     )
 
@@ -80,14 +83,12 @@ def _steps_around(timeline: RankTimeline, start_ns: int, end_ns: int) -> tuple[i
     return int(spans.step[last]), int(spans.step[first])
 
 
-def _longest_idle(coverage: Coverage, window: tuple[int, int]) -> tuple[int, int]:
+def _longest_idle(busy: Intervals, window: tuple[int, int]) -> tuple[int, int]:
     """Return the longest time in a window without any work; (0, 0) for none."""
-    whole = Intervals(np.array([window[0]]), np.array([window[1]]))
-    idle = difference(whole, union(coverage.comm, coverage.compute, coverage.copy))
-    if not idle.starts.size:
-        return 0, 0
-    longest = int(np.argmax(idle.ends - idle.starts))
-    return int(idle.starts[longest]), int(idle.ends[longest])
+    within = slice(np.searchsorted(busy.ends, window[0], side="right"), np.searchsorted(busy.starts, window[1]))
+    starts, ends = np.append(window[0], busy.ends[within]), np.append(busy.starts[within], window[1])
+    longest = int(np.argmax(ends - starts))
+    return (int(starts[longest]), int(ends[longest])) if ends[longest] > starts[longest] else (0, 0)
 
 
 def _range_of(timeline: RankTimeline, start_ns: int, end_ns: int) -> str | None:

@@ -49,8 +49,11 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     ranks: int
     """Recorded ranks behind the figures."""
     devices: int | None
-    """Ranks of the job, one device each; where the size of the job is not known, the fewest that recorded ranks and
-    members of groups allow."""
+    """Ranks of the job, one device each; where the size of the job is not known, the fewest that the numbers of
+    recorded ranks, and members and sizes of groups, allow."""
+    devices_at_least: bool = False
+    """Whether that is a lower bound, above the number of recorded ranks: so are amounts of the job that were taken from
+    recorded ranks, and its GPU-hours."""
     on_device: bool
     """False for CPU runs, which spend no GPU-hours."""
     device: str | None
@@ -121,8 +124,6 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
             windows.setdefault(rank, []).append(at)
     devices = run.world_size or _fewest_ranks(run) or None
     reasons: dict[str, str] = {}
-    if not run.world_size and (devices or 0) > len(run.ranks):
-        reasons["devices"] = "at least so many: the number of ranks is not recorded, but members of groups are"
     time_ns = max(map(_time_of, windows.values()), default=None)
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
     if elapsed:
@@ -131,6 +132,7 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
         steps=len(steps) or len(elapsed),
         ranks=len(windows) or len(timed),
         devices=devices,
+        devices_at_least=not run.world_size and (devices or 0) > len(run.ranks),
         on_device=any(each.has_device for each in run.ranks.values()),
         device=_text(run.fingerprint.get("device")),
         time_ns=time_ns,

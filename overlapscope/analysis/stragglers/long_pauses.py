@@ -21,6 +21,8 @@ from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import is_one_of, sort_order, unique
 from overlapscope.timeline.run import RankTimeline
 
+BEGIN, END = "the begin", "the end"
+"""What is before or after a pause where a recording has no operation there."""
 COSTS: Final = 0.1
 """A pause costs something if the device is idle for this share of it. A choice: behind others it had work enough."""
 
@@ -120,6 +122,4 @@ def _around(
     lanes = np.append(own.lane[begun], -1)[after]
     first, last = (np.append(own.name[order], -1) for order in (ended, begun))
     names = zip(first[before].tolist(), last[after].tolist(), strict=True)  # -1, at the end, stands for none
-    return tuple(lanes.tolist()), tuple(
-        (timeline.name(a) or "the begin", timeline.name(b) or "the end") for a, b in names
-    )
+    return tuple(lanes.tolist()), tuple((timeline.name(a) or BEGIN, timeline.name(b) or END) for a, b in names)

@@ -37,7 +37,7 @@ def mfu_words(found: Throughput) -> str:
     if found.mfu is None:
         return f"MFU n/a: {found.reasons.get('mfu', 'not known')}"
     of = f"{found.dtype}, published" if found.peak_from == "published" else "as stated"
-    return f"MFU {percent(found.mfu)} of {number(found.peak_tflops or 0)} TFLOP/s ({of})"
+    return f"MFU {_at_most(found)}{percent(found.mfu)} of {number(found.peak_tflops or 0)} TFLOP/s ({of})"
 
 
 def _rates(found: Throughput) -> str:
@@ -45,22 +45,30 @@ def _rates(found: Throughput) -> str:
     parts = [_rate(each, name, found) for name, each in amounts if each is not None]
     flops = found.flops_per_device
     if flops is not None:
-        rate = "" if flops.per_second is None else f"{number(flops.per_second / 1e12)} TFLOP/s a device"
+        rate = (
+            "" if flops.per_second is None else f"{_at_most(found)}{number(flops.per_second / 1e12)} TFLOP/s a device"
+        )
         parts.append(f"{rate}{_known(flops, found)}, {mfu_words(found)}" if rate else mfu_words(found))
     of_log = " Step time is the log's." if found.time_from == "log" else ""
     return f"{'; '.join(parts)}.{of_log}" if parts else ""
 
 
+def _at_most(found: Throughput) -> str:
+    """Return what is before FLOPs of a device that are those stated of the job over the fewest devices it may have."""
+    of_job = found.flops_per_device is not None and found.flops_per_device.known_from == "option"
+    return "at most " * (of_job and found.devices_at_least)
+
+
 def _rate(amount: Amount, name: str, found: Throughput) -> str:
     if amount.per_second is None:
         return f"{name}/s n/a: {found.reasons.get(f'{name}.per_second', 'not known')}"
-    return f"{number(amount.per_second)} {name}/s: {number(amount.per_step)} a step{_known(amount, found)}"
+    least = "at least " * (amount.extrapolated and found.devices_at_least)
+    return f"{least}{number(amount.per_second)} {name}/s: {number(amount.per_step)} a step{_known(amount, found)}"
 
 
 def _known(amount: Amount, found: Throughput) -> str:
-    words = (
-        f"taken from {found.ranks} of {found.devices} ranks" if amount.extrapolated else _KNOWN_FROM[amount.known_from]
-    )
+    of = f"{'at least ' * found.devices_at_least}{found.devices} ranks"
+    words = f"taken from {found.ranks} of {of}" if amount.extrapolated else _KNOWN_FROM[amount.known_from]
     return f" ({words})" if words else ""
 
 
@@ -75,7 +83,7 @@ def _hours(found: Throughput, head: Headline) -> str:
     ]
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
-    least = "at least " if "devices" in found.reasons else ""
+    least = "at least " * found.devices_at_least
     return (
         f"A day on {least}{count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}{_of_median(found, head)}."
         if parts

@@ -44,6 +44,12 @@ WAITING: Final = 0.5
 """Where waiting is at least this share of the time in collectives, it is the main problem."""
 
 
+def time_beside_compute(values: Values) -> float:
+    """Return how many times as long a transfer takes beside compute: measured, else its share of compute's slowdown."""
+    beside = values.get(BESIDE_COMPUTE)
+    return 1 + values.get("comm_share", 0.0) * (values[SLOWDOWN] - 1) if beside is None else beside
+
+
 class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A workload measured in a recording, with assumptions for what was not measured."""
 
@@ -85,7 +91,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def build(self, values: Values) -> Workload:
         """Return the workload for given values of the assumptions."""
         seen = self.recorded
-        compute, comm = values[SLOWDOWN], self._comm(values)
+        compute, comm = values[SLOWDOWN], time_beside_compute(values)
         free = self._free(values)
         late = self._late(free)
         # The latest rank decides when a bucket can be sent; how late each rank is, is kept apart in `lateness_ns`.
@@ -120,10 +126,6 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def _nominal(self) -> dict[str, float]:
         return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.slowdown_fit.slowdown}
-
-    def _comm(self, values: Values) -> float:
-        beside = values.get(BESIDE_COMPUTE)
-        return 1 + values.get("comm_share", 0.0) * (values[SLOWDOWN] - 1) if beside is None else beside
 
     def _late(self, free: Floats) -> tuple[float, ...]:
         last = free[:, :, -1]

@@ -178,12 +178,17 @@ def _without_copies(graph: Graph, items: Sequence[Item], gathers: set[int]) -> t
 
 
 def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
-    """Return the step with the gathers of a phase launched `depth` modules ahead; 0 is where they are needed."""
+    """Return the step with the gathers of a phase launched `depth` modules ahead; 0 is where they are needed.
+
+    One that no rank waits for in the step stays where it was launched.
+    """
+    waited = {each.collective for items in graph.programmes.values() for each in items if isinstance(each, Wait)}
     programmes = {}
     for rank, items in graph.programmes.items():
         seen = gathers_of(graph, rank)
         order = seen.forward if phase == "forward" else seen.backward
-        programmes[rank] = _ahead(_in_turn(items, {*seen.forward, *seen.backward}), order, depth)
+        moved = [each for each in order if each in waited]
+        programmes[rank] = _ahead(_in_turn(items, {*seen.forward, *seen.backward}), moved, depth)
     return replace(graph, programmes=programmes)
 
 
@@ -215,7 +220,7 @@ def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
 def _ahead(items: Sequence[Item], order: Sequence[int], depth: int) -> tuple[Item, ...]:
     """Launch the gathers in `order`, the recorded one, which all members share; waits may be seen in another order.
 
-    One that the step does not wait for stays where it was launched.
+    One that this rank does not wait for, but another does, is launched where it was, or before with those after it.
     """
     place = {number: at for at, number in enumerate(order)}
     waited = {each.collective for each in items if isinstance(each, Wait)}

@@ -23,7 +23,7 @@ from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN
-from overlapscope.whatif.ddp.ddp_recording import BESIDE_COMPUTE, US, WAITING
+from overlapscope.whatif.ddp.ddp_recording import US, WAITING, time_beside_compute
 from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
 from overlapscope.whatif.result import (
@@ -329,9 +329,7 @@ def _step(graph: Graph, values: Mapping[str, float]) -> float:
 
 
 def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
-    beside = values.get(BESIDE_COMPUTE)
-    comm = 1 + values["comm_share"] * (values[SLOWDOWN] - 1) if beside is None else beside
-    slowed = MutualSlowdown(compute=values[SLOWDOWN], comm=comm)
+    slowed = MutualSlowdown(compute=values[SLOWDOWN], comm=time_beside_compute(values))
     time, late = values.get("transfer_time", 1.0), values.get("late_ends_of_links", 0.0)
     return replay(graph_job(graph, slowed, transfer_time=time, late_share=late))
 

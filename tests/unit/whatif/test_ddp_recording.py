@@ -20,8 +20,14 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Spans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.cost.link_fit import fit_line, link_times, transfer_curve
+from overlapscope.whatif.ddp.calibrate import SLOWDOWN
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
-from overlapscope.whatif.ddp.ddp_recording import _copy_and_optimizer, ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_recording import (
+    BESIDE_COMPUTE,
+    _copy_and_optimizer,
+    ddp_case_of_run,
+    time_beside_compute,
+)
 from overlapscope.whatif.ddp.recorded_settings import recorded_settings
 from overlapscope.whatif.ddp.recorded_steps import recorded_steps, worker_starts
 from overlapscope.whatif.ddp.search import with_cap
@@ -37,6 +43,11 @@ IRREGULAR = replace(IN_PAIRS, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 190
 @cache
 def six() -> Run:
     return recorded(IN_PAIRS)
+
+
+def test_a_transfer_takes_beside_compute_as_measured_or_its_share_of_the_slowdown() -> None:
+    assert time_beside_compute({SLOWDOWN: 1.4, "comm_share": 0.5}) == pytest.approx(1.2)
+    assert time_beside_compute({SLOWDOWN: 1.4, "comm_share": 0.5, BESIDE_COMPUTE: 1.3}) == 1.3
 
 
 def test_a_pipeline_alone_is_not_asked_for_the_shapes_of_gradients() -> None:

@@ -120,11 +120,28 @@ def test_a_setting_is_one_of_the_ranks_of_all_groups() -> None:
         assert step_us(changed(_apart(together))) == pytest.approx(step_us(changed(together)), rel=1e-3)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_gather_that_the_step_does_not_wait_for_stays_where_it_was_launched(depth: int) -> None:
+@pytest.mark.parametrize(("depth", "ahead", "on_time"), [(0, False, True), (1, True, False), (2, True, False)])
+def test_a_gather_that_no_rank_waits_for_stays_where_it_was_launched(depth: int, ahead: bool, on_time: bool) -> None:
+    """The second is never waited for: it is no module ahead of which, or behind which, another is launched."""
     graph, busy = graphs()[1], Busy(ns=100.0, beside_ns=0.0)
-    (first, second, *_), scatter = gathers_of(graph).forward, Launch(gathers_of(graph).scatters[0])
-    items = (Launch(first), Wait(first), busy, Launch(second), busy, scatter)
-    made = replace(graph, programmes={0: items})
-    expected = {0: items, 1: (Launch(first), Wait(first), Launch(second), busy, busy, scatter)}
-    assert prefetched(made, "forward", depth).programmes[0] == expected[depth]
+    (first, second, third, *_), scatter = gathers_of(graph).forward, Launch(gathers_of(graph).scatters[0])
+    items = (Launch(first), Wait(first), busy, Launch(second), busy, Launch(third), Wait(third), busy, scatter)
+    moved = prefetched(replace(graph, programmes={0: items}), "forward", depth).programmes[0]
+    expected = (
+        Launch(first), Wait(first), *[Launch(third)] * ahead, busy, Launch(second), busy, *[Launch(third)] * on_time,
+        Wait(third), busy, scatter,
+    )  # fmt: skip
+    assert moved == expected
+
+
+def test_a_gather_that_another_rank_waits_for_is_launched_in_the_same_order_on_all() -> None:
+    graph, busy = graphs()[1], Busy(ns=100.0, beside_ns=0.0)
+    (first, second, third, *_), scatter = gathers_of(graph).forward, gathers_of(graph).scatters[0]
+    waiting = (
+        Launch(first), Wait(first), busy, Launch(second), Wait(second), busy, Launch(third), Wait(third),
+        Launch(scatter),
+    )  # fmt: skip
+    not_waiting = tuple(each for each in waiting if each != Wait(second))
+    moved = prefetched(replace(graph, programmes={0: waiting, 1: not_waiting}), "forward", 2).programmes
+    orders = [[each.collective for each in items if isinstance(each, Launch)] for items in moved.values()]
+    assert orders == [[first, second, third, scatter]] * 2

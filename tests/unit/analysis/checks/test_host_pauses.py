@@ -11,6 +11,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.checks.host_pauses import CostlyPause, _why, host_pauses
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.long_pauses import BEGIN
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text
 from overlapscope.timeline.columns import ANNOTATION, HOST, OPERATION, RUNTIME
@@ -56,7 +57,9 @@ def _timeline(
     rank: int, pauses: Pauses, during: str | None, lead: int, calls_ns: Sequence[int], ranks: int
 ) -> RankTimeline:
     host: list[dict[str, Any]] = []
-    work: list[dict[str, Any]] = []
+    begun = EPOCH_NS + 100 * US  # before any operation
+    first = {"step": 7, "name": "fill", "start_ns": begun + 50 * US, "end_ns": begun + 100 * US}
+    work: list[dict[str, Any]] = [{**_launched(host, begun), **first}]
     sent: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
     for step in range(STEPS):
@@ -191,10 +194,35 @@ def test_one_host_alone_that_stops_often_and_anywhere_is_named() -> None:
     (found,) = named(run(anywhere))
     assert found.title.startswith("the host paused 15 times, for 4.2 ms (rank 1 in each of 3 steps), at several places")
     assert found.title.endswith(
-        "the host of the other rank hardly pauses, so it loses its core, or another thread of it holds Python's lock"
+        "the host of the other rank hardly pauses, so perhaps it loses its core, or another thread of it holds "
+        "Python's lock"
     )
     assert (found.evidence["ranks"], found.evidence["anywhere"]) == ([1], True)
     assert ", at many places, and its device idles for " in advice(run(anywhere))["host_pauses"].title
+
+
+def test_pauses_of_one_host_stand_for_all_only_where_nearly_all_idle_time_is_in_them() -> None:
+    """Rank 1 stops fifteen times for 3.2 ms, and rank 0 once: a tenth of its peer's idle time, or as much as it."""
+
+    def most(once_ms: float) -> Pauses:
+        def pauses(step: int, rank: int) -> dict[int, float]:
+            often = {3 + 3 * number + (number + step) % 2: 3.2 for number in range(5)}
+            return often if rank else {20: once_ms} if step == 1 else {}
+
+        return pauses
+
+    (found,) = named(run(most(3.2)))
+    assert (found.evidence["ranks"], found.evidence["anywhere"]) == ([1], True)
+    assert not any(each.evidence["anywhere"] for each in named(run(most(15.0))))
+
+
+def test_a_pause_before_the_first_operation_may_be_the_profilers_at_its_start() -> None:
+    (found,) = named(run(lambda step, _: {0: 18.0} if step == 0 else {}))
+    assert ", between the begin and aten::linear, " in found.title
+    assert found.title.endswith(
+        "the start of the profiler, garbage collection, a logger, a file, a lock or a lost core"
+    )
+    assert found.evidence["at_begin"]
 
 
 def pause(before: str, after: str = "aten::mm") -> CostlyPause:
@@ -205,7 +233,7 @@ def pause(before: str, after: str = "aten::mm") -> CostlyPause:
 
 
 def test_of_a_pause_before_the_first_operation_it_is_said_that_it_may_be_the_profilers() -> None:
-    first, later = pause("the begin"), pause("aten::mm")
+    first, later = pause(BEGIN), pause("aten::mm")
     assert _why([first], 2, anywhere=False).startswith("the start of the profiler, garbage collection")
     assert _why([first, later], 2, anywhere=False).endswith("a lost core, or the profiler at its start")
     assert "profiler" not in _why([later], 2, anywhere=False)

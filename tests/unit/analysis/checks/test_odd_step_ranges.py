@@ -4,6 +4,7 @@ import pytest
 
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import outlier_steps
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
@@ -94,7 +95,7 @@ def idle_in(name: str, *, until: int = 70) -> tuple[str, dict[str, object]]:
 def test_what_the_host_does_while_its_device_idles_is_named_though_other_steps_have_it_and_the_next_has_begun() -> None:
     title, evidence = idle_in("load", until=88)
     assert title.endswith(
-        "it idles for 50.000 ms more than usual, 52.000 ms of it at once while the host was in load, between the last "
+        "it idles for 50.000 ms more than usual, 52.000 ms at once while the host was in load, between the last "
         "work of step 3 and the first of step 4"
     )
     assert evidence["idle_range"] == "load"
@@ -102,3 +103,40 @@ def test_what_the_host_does_while_its_device_idles_is_named_though_other_steps_h
 
 def test_a_range_of_less_than_half_of_the_idle_time_is_not_named() -> None:
     assert "load" not in idle_in("load", until=60)[0]
+
+
+def idle_in_load(longest_of_others: int) -> Finding:
+    """Return what is said of step 3 of 110 ms, which idles for 50 ms at once in `load` and ten times for 4 ms after it;
+    the other steps, of 60 ms, idle for 40 ms: in `load` for so long at once, and in as long pieces after it."""
+    windows, steps, notes, work = [], [], [], []
+    at = 0
+    for step in range(6):
+        gaps = [50, *[4] * 10] if step == ODD else [longest_of_others] * (40 // longest_of_others)
+        begin, ready = at, at + 2
+        work.append({"step": step, "start_ns": at * MS, "end_ns": ready * MS})
+        notes.append({"name": "load", "lane": 0, "start_ns": ready * MS, "end_ns": (ready + gaps[0]) * MS})
+        for gap in gaps:
+            ready += gap + 1
+            work.append({"step": step, "start_ns": (ready - 1) * MS, "end_ns": ready * MS})
+        at += 110 if step == ODD else 60
+        work.append({"step": step, "start_ns": ready * MS, "end_ns": at * MS})
+        window = (begin * MS, at * MS)
+        windows.append(StepWindow(step=step, recording=0, window=window, complete=True))
+        times = {"start_ns": window[0], "end_ns": window[1]}
+        steps.append({"step": step, **times})
+        notes.append({"name": f"ProfilerStep#{step}", "lane": 0, **times})
+    timeline = rank_timeline(
+        work=work, lanes=[{}], steps=steps, annotations=sorted(notes, key=lambda each: each["start_ns"])
+    )
+    figures = [
+        (each, (110 if each == ODD else 60) * MS, 0, 20 * MS, (90 if each == ODD else 40) * MS) for each in range(6)
+    ]
+    run = Run(world_size=1, ranks={0: timeline})
+    (one,) = with_ranges(outlier_steps({0: figures}, {0: "trace"}), run, {0: Coverage.of(timeline.spans)}, {0: windows})
+    return one
+
+
+def test_what_every_step_idles_at_once_is_not_what_a_step_idles_more() -> None:
+    """It idles for 50 ms more: of its longest idle time of 50 ms, 10 ms if others have one of 40 ms."""
+    assert "idle_range" not in idle_in_load(40).evidence
+    assert idle_in_load(4).evidence["idle_range"] == "load"

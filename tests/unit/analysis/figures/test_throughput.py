@@ -350,7 +350,13 @@ def fields_of_reasons(its: Throughput) -> Any:
 
 
 def test_every_reason_names_a_figure_that_is_null() -> None:
-    for its in (found(rank_of(0, STEPS)), found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}, device=True))):
+    of_rank_7 = analyze(Run(ranks={7: rank_of(7, STEPS, {"tokens": [1, 1, 1]}, device=True)}, world_size=None))
+    assert of_rank_7.throughput is not None
+    for its in (
+        found(rank_of(0, STEPS)),
+        found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}, device=True)),
+        of_rank_7.throughput,
+    ):
         assert fields_of_reasons(its) <= set(Throughput.__struct_fields__)
         assert all(getattr(its, name) is None for name in its.reasons)
 
@@ -371,3 +377,21 @@ def test_a_job_has_at_least_the_ranks_that_its_groups_name() -> None:
     assert devices(groups=groups, world_size=16)[0] == 16
     assert devices(groups=groups[1:], world_size=None)[0] == 2
     assert devices(groups=(Group(name="g", size=8),), world_size=None)[0] == 8
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_what_is_taken_for_the_fewest_ranks_that_a_job_may_have_is_said_to_be_a_bound(rank: int) -> None:
+    """Rank 1 alone is of two ranks or more; rank 0 may be all: 100 tokens of a rank, and 2 TFLOP of the job, a step."""
+    ranks = {rank: rank_of(rank, [(0, 10), (10, 20)], {"tokens": [100, 100]}, device=True)}
+    analysis = analyze(Run(ranks=ranks, world_size=None))
+    assert analysis.throughput is not None
+    assert analysis.throughput.devices_at_least is (rank == 1)
+    its = with_stated(analysis.throughput, Stated(flops_per_step=2e12, peak_tflops=1000))
+    rates, *_, hours = lines(its, analysis.headline)
+    if rank == 1:
+        assert rates.startswith("at least 21,053 tokens/s: 200 a step (taken from 1 of at least 2 ranks); at most ")
+        assert " TFLOP/s a device (as stated), MFU at most " in rates
+        assert hours.startswith("A day on at least 2 GPUs, if all are as the 1 recorded rank: ")
+    else:
+        assert "at " not in rates.replace("stated", "")
+        assert hours.startswith("A day on 1 GPU: ")
