@@ -31,7 +31,6 @@ from overlapscope.advice.losses.largest_loss import (
     OF_EXPOSED,
     largest_loss,
     late_gain_ns,
-    longer_beside_launches_ns,
 )
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.pausing_host import pausing_host
@@ -44,6 +43,7 @@ from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
+from overlapscope.advice.order import OF_COMMUNICATION, moved_ns, ranked
 from overlapscope.advice.published_effects import with_published
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import comes_first, shared_cores
@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from overlapscope.whatif.result import WhatIf
 
 Rule = Callable[[RuleInput], Recommendation | None]
-TRIAL_OF_COMPUTE: Final = "unfused_elementwise"
-"""It may gain much or nothing, and has nothing to do with communication."""
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     launch_bound,
     data_loading,
@@ -123,18 +121,10 @@ SAME_TIME: Final = {
     "shared_cores": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
-FOR_CORES: Final = ("peer_core", "late_end", "slow_transfer")
-"""Causes of exposed communication that may be the lack of cores, where these are short: threads that transfer wait for
-them, too."""
 CASTS_GBS: Final = 0.5
 """Bytes a second, in 1e9, from which on 16 bits gain nothing without a device. Measured over loopback on two cores: an
 all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32, or up to 1.7 times, at 0.8 to 1.7; at
 0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
-OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
-    "algorithm_trial", "use_infiniband", "use_gpu_direct", "max_connections", "fewer_channels", "communication_copies",
-    "sharded_optimizer", "sixteen_bit_exchange",
-}  # fmt: skip
-"""Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
 OF_WAITING: Final = frozenset({"computing_calls", "uneven_steps", "uneven_stages"})
 """Recommendations on what makes ranks wait: they are no settings whose gain waiting leaves out."""
 OF_LAUNCHES: Final = frozenset({"launch_bound", "flatten_gradients"})
@@ -177,7 +167,7 @@ def _by_rules(
     found = {each.id: each for each in (*first, cores) if each is not None} | own
     settings = [] if any(map(comes_first, first)) else [rule for rule in RULES if rule not in OF_ONE_RANK]
     of_settings = [each for rule in settings if (each := rule(given)) is not None]
-    found |= {each.id: each for each in (_without_waiting(of_settings, given, first) if first else of_settings)}
+    found |= {each.id: each for each in (without_waiting(of_settings, given, first) if first else of_settings)}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
@@ -193,7 +183,7 @@ def _by_rules(
     return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
 
 
-def _without_waiting(
+def without_waiting(
     settings: Sequence[Recommendation], given: RuleInput, late: Sequence[Recommendation]
 ) -> list[Recommendation]:
     """Return recommendations whose upper bound is worth it without the waiting for `late` ranks that it may hold."""
@@ -206,36 +196,6 @@ def _without_waiting(
             loss = None if each.loss_ns is None else min(each.loss_ns, left)
             found.append(msgspec.structs.replace(each, gain_high_ns=bound, loss_ns=loss))
     return found
-
-
-def _moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
-    """Return what the order of losses counts more, or less, for each: exposed communication that lack of cores may
-    explain is one of cores; waiting for several ranks in turn, of which some stand still, is one of these; what calls
-    of devices take longer than their like is none of the recorded ranks, where launches cost more than the rest; and
-    what the excess of a straggler costs is of that rank."""
-    if analysis.run.has_device:
-        exposed = next((each.loss_ns or 0 for each in found if each.id == "exposed_communication"), 0)
-        steps = analysis.headline.steps if analysis.headline.window == "step" else 1
-        moved_ns = longer_beside_launches_ns(analysis, exposed) + round(late_gain_ns(found, steps))
-        return {"exposed_communication": -moved_ns} if moved_ns else {}
-    return _moved_to_cores(found, analysis) | _moved_to_still(found)
-
-
-def _moved_to_cores(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
-    cores = next((each for each in found if each.id == "shared_cores" and each.per == "step"), None)
-    may_be_ns = sum(analysis.headline.causes.get(cause, 0) for cause in FOR_CORES)
-    if cores is None or cores.loss_ns is None:
-        return {}
-    return {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
-
-
-def _moved_to_still(found: Sequence[Recommendation]) -> dict[str, int]:
-    losses = {each.id: each.loss_ns or 0 for each in found if each.id in ("standing_still", "late_rank")}
-    in_turn = any(each.id == "late_rank" and each.evidence.get("held_by") is None for each in found)
-    if len(losses) < 2 or not in_turn:
-        return {}
-    ns = min(losses.values())
-    return {"standing_still": ns, "late_rank": -ns}
 
 
 def _fixed_first(analysis: Analysis, late: Recommendation | None, cores: Recommendation | None) -> list[Recommendation]:
@@ -343,36 +303,4 @@ def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis)
     steps = head.steps if head.window == "step" else 1
     has_experts = bool(exchanges_of_experts(analysis.collectives))
     published = with_published(fitted(found, job), job, has_experts=has_experts)
-    return ranked(published, steps, _moved_ns(found, analysis))
-
-
-def ranked(
-    found: Sequence[Recommendation], steps: int = 1, moved_ns: Mapping[str, int] | None = None
-) -> list[Recommendation]:
-    """Sort recommendations by the loss of a step that they address, or what they are predicted to gain, where that is
-    more, the largest first, then by gain; those without a figure follow. `no_change` comes after them, then changes of
-    numerics, and the trial of compute that no figure bounds; cores that many ranks share first.
-
-    `steps` divides the figures of those that are of the whole recording; `moved_ns` counts more, or less, of a step for
-    some (`_moved_ns`). A pause that is longer than the wait for cores
-    comes before them: no scheduler makes it.
-    """
-
-    def per_step(each: Recommendation, ns: float | None) -> float:
-        return (ns or 0) / (max(steps, 1) if each.per == "recording" else 1)
-
-    cores_ns = max((per_step(each, each.loss_ns) for each in found if comes_first(each)), default=None)
-
-    def place(each: Recommendation) -> int:
-        if each.id == "pausing_host" and cores_ns is not None and per_step(each, each.loss_ns) > cores_ns:
-            return 0
-        return 1 if comes_first(each) else 2
-
-    def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
-        gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        loss = max((gain if each.loss_ns is None else each.loss_ns) or 0, each.predicted_gain_ns or 0)
-        by_loss, by_gain = -per_step(each, loss) - (moved_ns or {}).get(each.id, 0), -per_step(each, gain)
-        unbounded = each.id == TRIAL_OF_COMPUTE and gain is None
-        return unbounded, each.changes_numerics, each.verdict == "no_change", place(each), by_loss, by_gain
-
-    return sorted(found, key=key)
+    return ranked(published, steps, moved_ns(found, analysis))

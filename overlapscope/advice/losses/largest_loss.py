@@ -36,7 +36,8 @@ OF_IDLE: Final = frozenset(
 MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
 worth a figure that differs from the headline's."""
-GAPS: Final = ("behind_compute", "host_not_ready")
+NOT_LAUNCHED: Final = "host_not_ready"
+GAPS: Final = ("behind_compute", NOT_LAUNCHED)
 """Causes of exposed time in which the next compute waited for other compute, or for its launch: the device idles."""
 USUAL: Final = ("Largest loss: ", "Largest loss outside compute: ", "")
 """Words before a loss of usual steps: the largest one, the largest where hosts compute, which may take longer than it
@@ -77,10 +78,11 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return None
     late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers
-    late_ns = late_gain_ns(found, given.steps) if of_exposed else 0.0
+    of_others = late_gain_ns(found, given.steps) + launches_ns(found, given.analysis) if of_exposed else 0.0
     # What others of `named` cost is a part of this loss.
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
-    is_largest = loss - late_ns >= max(larger, default=0)
+    own = [ns for name, ns in lost if name in named and name != "late_rank"]
+    is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
     if of_exposed:
         return exposed_communication(given, _exposed(given, exposed, is_largest=is_largest), late)
     return _idle(given, idle, gaps, is_largest=is_largest)
@@ -90,6 +92,13 @@ def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
     """Return what removing the excess of a straggler would gain in a step, which is exposed time of others; else 0."""
     late = next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
     return 0.0 if late is None else (late.predicted_gain_ns or 0) / (max(steps, 1) if late.per == "recording" else 1)
+
+
+def launches_ns(found: Sequence[Recommendation], analysis: Analysis) -> int:
+    """Return for how much of the exposed time of a step the next compute was not launched yet, where launches are
+    recommended to be fewer; else 0."""
+    launched_late = any(each.id == "launch_bound" for each in found)
+    return analysis.headline.causes.get(NOT_LAUNCHED, 0) if launched_late else 0
 
 
 def _cost_ns(each: Recommendation, steps: int) -> float:

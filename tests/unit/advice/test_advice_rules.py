@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules, ranked
+from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
+from overlapscope.advice.order import ranked
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding

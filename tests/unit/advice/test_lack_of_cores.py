@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import FOR_CORES, _moved_ns, by_rules, ranked
+from overlapscope.advice.advise import by_rules
+from overlapscope.advice.order import FOR_CORES, moved_ns, ranked
 from overlapscope.advice.shared_cores import shared_cores
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
@@ -128,11 +129,11 @@ LACKING: Mapping[str, int] = {"peer_core": 20, "dependency": 20}
 
 def test_nothing_is_moved_with_a_device_without_that_recommendation_of_whole_recordings_or_of_no_known_loss() -> None:
     lacking = short_of_cores(LACKING)
-    assert _moved_ns([cores()], lacking) == {"shared_cores": 20 * MS, "exposed_communication": -20 * MS}
-    assert _moved_ns([cores()], short_of_cores(LACKING, has_device=True)) == {}
-    assert _moved_ns([replace(cores(), id="late_rank")], lacking) == {}
-    assert _moved_ns([replace(cores(), per="recording")], lacking) == {}
-    assert _moved_ns([replace(cores(), loss_ns=None)], lacking) == {}
+    assert moved_ns([cores()], lacking) == {"shared_cores": 20 * MS, "exposed_communication": -20 * MS}
+    assert moved_ns([cores()], short_of_cores(LACKING, has_device=True)) == {}
+    assert moved_ns([replace(cores(), id="late_rank")], lacking) == {}
+    assert moved_ns([replace(cores(), per="recording")], lacking) == {}
+    assert moved_ns([replace(cores(), loss_ns=None)], lacking) == {}
 
 
 @pytest.mark.parametrize(
@@ -144,9 +145,9 @@ def test_waiting_for_hosts_in_turn_that_stand_still_is_a_loss_of_theirs(
     still = replace(cores(), id="standing_still", loss_ns=20 * MS)
     late = replace(cores(), id="late_rank", loss_ns=30 * MS, evidence={"held_by": held_by})
     analysis = short_of_cores(LACKING, None)
-    assert _moved_ns([still, late], analysis) == moved
-    assert _moved_ns([late], analysis) == _moved_ns([still], analysis) == {}
-    found = ranked([late, still], 1, _moved_ns([still, late], analysis))
+    assert moved_ns([still, late], analysis) == moved
+    assert moved_ns([late], analysis) == moved_ns([still], analysis) == {}
+    found = ranked([late, still], 1, moved_ns([still, late], analysis))
     assert [each.id for each in found] == (
         ["standing_still", "late_rank"] if moved else ["late_rank", "standing_still"]
     )

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import analyze_with_advice, ranked
+from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.advice.order import ranked
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import Item, Kernel, Sent, made

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import ranked
 from overlapscope.advice.losses import pausing_host
+from overlapscope.advice.order import ranked
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import FUNCTION, NONE, HostSpans, concat, make, take
 from tests.support.cpu_runs.cpu_steps import US, Call, Item, Mark, Op, cpu_run

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import _moved_ns, _without_waiting, ranked
+from overlapscope.advice.advise import without_waiting
 from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.order import moved_ns, ranked
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.result import Recommendation
 from tests.support.step_cases import US, Kernel, Sent, made
@@ -22,8 +23,11 @@ def one(name: str, high_us: int | None = None, **more: Any) -> Recommendation:
     return Recommendation(**{**fields, **more})
 
 
-def straggler(gain_us: int) -> Recommendation:
-    return one("late_rank", predicted_gain_ns=gain_us * US, evidence={"held_by": "more_work", "rank": 1})
+def straggler(gain_us: int | None, waited_us: int = 100, **more: Any) -> Recommendation:
+    """Return one that others wait for, of 400 us in collectives; None: what its removal gains is not known."""
+    evidence = {"held_by": "more_work", "rank": 1, "waited_ns": waited_us * US, "collective_ns": 400 * US}
+    gain = None if gain_us is None else gain_us * US
+    return one("late_rank", predicted_gain_ns=gain, evidence=evidence, **more)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,35 @@ def test_a_straggler_comes_before_the_exposed_time_that_it_makes_most_of(
     given: RuleInput, gain_us: int, first: str
 ) -> None:
     found = [one("exposed_communication", loss_ns=400 * US), straggler(gain_us)]
-    assert ranked(found, 1, _moved_ns(found, given.analysis))[0].id == first
+    assert ranked(found, 1, moved_ns(found, given.analysis))[0].id == first
+
+
+@pytest.mark.parametrize(("small_us", "largest"), [(150, "Largest loss: "), (151, "")])
+def test_a_loss_is_not_the_largest_beside_what_others_name_of_it(given: RuleInput, small_us: int, largest: str) -> None:
+    found = named(given, straggler(100), one("small_collectives", loss_ns=small_us * US))
+    assert found == f"{largest}0.4 ms of a 1 ms step"
+
+
+def test_what_was_not_launched_yet_is_no_loss_of_communication_beside_launches(given: RuleInput) -> None:
+    causes = {"host_not_ready": 150 * US, "dependency": 250 * US}
+    figures = replace(given.figures, causes=causes)
+    launched_late = replace(given, figures=figures, analysis=replace(given.analysis, headline=figures))
+    found = [one("launch_bound", loss_ns=260 * US), one("exposed_communication", loss_ns=400 * US)]
+    assert named(launched_late, one("launch_bound", loss_ns=250 * US)) == "Largest loss: 0.4 ms of a 1 ms step"
+    assert named(launched_late, found[0]) == "0.4 ms of a 1 ms step"
+    assert [each.id for each in ranked(found, 1, moved_ns(found, launched_late.analysis))] == [
+        "launch_bound", "exposed_communication",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("waited_us", "first"), [(199, "busy_lane"), (200, "late_rank")])
+def test_a_straggler_that_most_of_the_time_in_collectives_waits_for_comes_before_settings_of_these(
+    given: RuleInput, waited_us: int, first: str
+) -> None:
+    found = [one("busy_lane", 300), straggler(None, waited_us, loss_ns=100 * US)]
+    assert ranked(found, 1, moved_ns(found, given.analysis))[0].id == first
+    of_compute = [one("unfused_optimizer", 300), found[1]]
+    assert ranked(of_compute, 1, moved_ns(of_compute, given.analysis))[0].id == "unfused_optimizer"
 
 
 def test_what_gains_more_than_it_loses_is_placed_by_its_gain() -> None:
@@ -74,6 +106,6 @@ def test_settings_beside_a_straggler_gain_at_most_what_is_no_waiting(
     late = [one("late_rank") if gain_us is None else straggler(gain_us)]
     settings = [one("large", 390, loss_ns=390 * US), one("small", 30), one("no_worth", 10), one("no_bound"),
                 one("uneven_stages", 390)]  # fmt: skip
-    found = {each.id: (each.gain_high_ns, each.loss_ns) for each in _without_waiting(settings, given, late)}
+    found = {each.id: (each.gain_high_ns, each.loss_ns) for each in without_waiting(settings, given, late)}
     assert found == {"large": (bound_us * US, bound_us * US), "small": (30 * US, None)}
-    assert not _without_waiting(settings, given, [straggler(395)]), "nearly all of it is waiting"
+    assert not without_waiting(settings, given, [straggler(395)]), "nearly all of it is waiting"

@@ -1,0 +1,109 @@
+"""Which recommendation stands first: the one whose loss, without what another one explains of it, is the largest."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from overlapscope.advice.late_rank import DOMINATES
+from overlapscope.advice.losses.largest_loss import (
+    OF_EXPOSED,
+    late_gain_ns,
+    launches_ns,
+    longer_beside_launches_ns,
+)
+from overlapscope.advice.shared_cores import comes_first
+from overlapscope.analysis.result import Analysis, Recommendation
+
+TRIAL_OF_COMPUTE: Final = "unfused_elementwise"
+"""It may gain much or nothing, and has nothing to do with communication."""
+FOR_CORES: Final = ("peer_core", "late_end", "slow_transfer")
+"""Causes of exposed communication that may be the lack of cores, where these are short: threads that transfer wait for
+them, too."""
+OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
+    "algorithm_trial", "use_infiniband", "use_gpu_direct", "max_connections", "fewer_channels", "communication_copies",
+    "sharded_optimizer", "sixteen_bit_exchange",
+}  # fmt: skip
+"""Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
+
+
+def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
+    """Return what the order of losses counts more, or less, of a step for each recommendation, in ns.
+
+    Exposed communication that lack of cores may explain is one of cores; waiting for several ranks in turn, of which
+    some stand still, is one of these. On devices, what calls take longer than their like is none of the recorded ranks,
+    where launches cost more than the rest; what the excess of a straggler costs is of that rank, and the next compute
+    that was not launched yet of launches. A straggler for whom most of the time in collectives is waited stands before
+    what would change these.
+    """
+    if not analysis.run.has_device:
+        return _moved_to_cores(found, analysis) | _moved_to_still(found)
+    exposed = next((each.loss_ns or 0 for each in found if each.id == "exposed_communication"), 0)
+    steps = analysis.headline.steps if analysis.headline.window == "step" else 1
+    of_others = longer_beside_launches_ns(analysis, exposed) + round(late_gain_ns(found, steps))
+    of_others += launches_ns(found, analysis)
+    return ({"exposed_communication": -of_others} if of_others else {}) | _moved_to_straggler(found, steps)
+
+
+def _moved_to_straggler(found: Sequence[Recommendation], steps: int) -> dict[str, int]:
+    late = next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
+    if late is None or late.evidence["waited_ns"] < DOMINATES * late.evidence["collective_ns"]:
+        return {}
+    most = max((_per_step(each, _weight_ns(each), steps) for each in found if each.id in OF_COMMUNICATION), default=0)
+    ns = round(most - _per_step(late, _weight_ns(late), steps)) + 1
+    return {"late_rank": ns} if ns > 0 else {}
+
+
+def _moved_to_cores(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
+    cores = next((each for each in found if each.id == "shared_cores" and each.per == "step"), None)
+    may_be_ns = sum(analysis.headline.causes.get(cause, 0) for cause in FOR_CORES)
+    if cores is None or cores.loss_ns is None:
+        return {}
+    return {"shared_cores": may_be_ns, "exposed_communication": -may_be_ns}
+
+
+def _moved_to_still(found: Sequence[Recommendation]) -> dict[str, int]:
+    losses = {each.id: each.loss_ns or 0 for each in found if each.id in ("standing_still", "late_rank")}
+    in_turn = any(each.id == "late_rank" and each.evidence.get("held_by") is None for each in found)
+    if len(losses) < 2 or not in_turn:
+        return {}
+    ns = min(losses.values())
+    return {"standing_still": ns, "late_rank": -ns}
+
+
+def ranked(
+    found: Sequence[Recommendation], steps: int = 1, moved: Mapping[str, int] | None = None
+) -> list[Recommendation]:
+    """Sort recommendations by the loss of a step that they address, or what they are predicted to gain, where that is
+    more, the largest first, then by gain; those without a figure follow. `no_change` comes after them, then changes of
+    numerics, and the trial of compute that no figure bounds; cores that many ranks share first.
+
+    `steps` divides the figures of those that are of the whole recording; `moved` counts more, or less, of a step for
+    some (`moved_ns`). A pause that is longer than the wait for cores comes before them: no scheduler makes it.
+    """
+    cores_ns = max((_per_step(each, each.loss_ns, steps) for each in found if comes_first(each)), default=None)
+
+    def place(each: Recommendation) -> int:
+        if each.id == "pausing_host" and cores_ns is not None and _per_step(each, each.loss_ns, steps) > cores_ns:
+            return 0
+        return 1 if comes_first(each) else 2
+
+    def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
+        gain = _gain_ns(each)
+        by_loss = -_per_step(each, _weight_ns(each), steps) - (moved or {}).get(each.id, 0)
+        unbounded = each.id == TRIAL_OF_COMPUTE and gain is None
+        is_kept = each.verdict == "no_change"
+        return unbounded, each.changes_numerics, is_kept, place(each), by_loss, -_per_step(each, gain, steps)
+
+    return sorted(found, key=key)
+
+
+def _gain_ns(each: Recommendation) -> float | None:
+    return each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+
+
+def _weight_ns(each: Recommendation) -> float:
+    """Return the loss that it addresses, or its gain where no loss is known or the gain is more."""
+    return max((_gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0, each.predicted_gain_ns or 0)
+
+
+def _per_step(each: Recommendation, ns: float | None, steps: int) -> float:
+    return (ns or 0) / (max(steps, 1) if each.per == "recording" else 1)
