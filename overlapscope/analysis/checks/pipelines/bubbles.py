@@ -10,7 +10,7 @@ parallelism", table 2). The schedule is not recorded: what exceeds 1F1B exceeds 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from overlapscope.analysis.checks.pipelines.stages import PipelineStage, alike_stages
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, alike_stages, microbatches
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
 from overlapscope.display import percent_text
 from overlapscope.timeline.run import Run
@@ -104,25 +104,35 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
         count = len(group.ranks or ())
         share = fill_share(count, longest.at_most)
         if share >= MIN_SHARE and longest.bubble_ns >= RECORDED * share * longest.window_ns:
-            found.append((share, count, longest))
+            found.append((share, count, longest, microbatches(own)))
     if not found:
         return []
-    share, count, stage = max(found, key=lambda each: each[0])
+    share, count, stage, batches = max(found, key=lambda each: each[0])
     return [
         Finding(
             id="pipeline_fill",
             severity="info",
-            title=f"{stage.at_most} micro-batches on {count} stages: by the schedule a pipeline fills and drains for "
-            f"{percent_text(share)} of a step; with {2 * stage.at_most} it would be "
+            title=f"{_counted(stage.at_most, batches)} on {count} stages: by the schedule a pipeline fills and drains "
+            f"for {percent_text(share)} of a step; with {2 * (batches or stage.at_most)} it would be "
             f"{percent_text(fill_share(count, 2 * stage.at_most))}",
             evidence={
                 "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,
                 "fill_share": share, "fill_share_at_most": fill_share(count, stage.activations),
-                "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
+                "microbatches": batches, "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
             },
             known_from="trace",
         )
     ]  # fmt: skip
+
+
+def _counted(activations: int, batches: int | None) -> str:
+    """Return in words how many micro-batches a step has, of so many activations that a stage sends."""
+    if batches is None:
+        return f"{activations} micro-batches, or chunks of fewer,"
+    chunks, rest = divmod(activations, batches)
+    if activations == batches:
+        return f"{batches} micro-batches"
+    return f"{batches} micro-batches in {chunks} chunks" if not rest else f"{batches} micro-batches in chunks"
 
 
 def fill_share(stages: int, activations: int) -> float:

@@ -4,8 +4,9 @@ A stage's bubble is the time of a step in which it neither computes, nor copies,
 stages; without a device, while it communicates with other stages and does nothing else.
 
 Of its schedule the activations are counted that a stage sends to the next in a step: v m, for m microbatches and v
-chunks a stage. Some jobs also send other messages (shapes, several tensors): the least frequent size counts, which
-makes the ideal bubble larger rather than smaller.
+chunks a stage. Where there are chunks, the last stage sends the first one (v - 1) m of them, and gets as many gradients
+back: both ends of the pipeline tell m, a stage between them does not. Some jobs also send other messages (shapes,
+several tensors): the least frequent size counts, which makes the ideal bubble larger rather than smaller.
 
 Where no steps were marked, a step of a device is the time from one optimizer to the next.
 """
@@ -40,6 +41,9 @@ class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     """Activations sent to the next stage in a step, v m; of two stages at least these, ..."""
     at_most: int
     """... and at most these: the others may be gradients of interleaved stages."""
+    wrapped: int | None = None
+    """Of these, what the last stage sends the first for its next chunk, (v - 1) m; None where that is not known: of a
+    stage between them, or of two stages."""
 
 
 def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
@@ -102,7 +106,8 @@ def _stage(
     chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
     if not messages.any() or not chosen:
         return None
-    at_most = _sent(timeline, messages, ranks, place, chosen)
+    # The last stage sends no activations, but a gradient back for each activation that it received.
+    at_most = _sent(timeline, messages, ranks, ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1], chosen)
     # Two interleaved stages send activations and gradients in the same direction: at least half are activations.
     activations = at_most // 2 if len(ranks) == 2 else at_most
     if activations == 0:
@@ -116,7 +121,24 @@ def _stage(
         bubble_ns=median(bubble_ns.tolist()),
         activations=activations,
         at_most=at_most,
+        wrapped=_wrapped(timeline, messages, ranks, place, chosen),
     )
+
+
+def _wrapped(
+    timeline: RankTimeline, messages: Flags, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
+) -> int | None:
+    """Return how many messages one end of a pipeline sends the other in each step; None where it is no end of it."""
+    if len(ranks) == 2 or place not in (0, len(ranks) - 1):
+        return None
+    return _sent(timeline, messages, ranks, ranks[-1 if place == 0 else 0], windows)
+
+
+def microbatches(stages: Sequence[PipelineStage]) -> int | None:
+    """Return how many microbatches the recorded stages of a pipeline have in a step; None where they may be chunks."""
+    wrapped = [each.wrapped for each in stages if each.wrapped is not None]
+    most = max(each.at_most for each in stages)
+    return most - max(wrapped) if wrapped and max(wrapped) < most else None
 
 
 def _between_optimizers(timeline: RankTimeline) -> list[StepWindow]:
@@ -138,17 +160,13 @@ def _between_optimizers(timeline: RankTimeline) -> list[StepWindow]:
     ]
 
 
-def _sent(
-    timeline: RankTimeline, messages: Flags, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
-) -> int:
-    """Return how many activations a stage sends in each step, or of two stages activations and gradients; 0 where that
-    is not known, or differs between steps."""
+def _sent(timeline: RankTimeline, messages: Flags, ranks: Sequence[int], to: int, windows: Sequence[StepWindow]) -> int:
+    """Return how many activations a stage sends to a rank in each step, or gradients, or of two stages both; 0 where
+    that is not known, or differs between steps."""
     calls, names = timeline.collectives, timeline.names
     sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name in ("send", "send_recv")])
     if len(ranks) > 2 and (calls.peer[sent] == NONE).any():
         return 0
-    # The last stage sends no activations, but a gradient back for each activation that it received.
-    to = ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1]
     sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
     counts = set()
     for each in windows:

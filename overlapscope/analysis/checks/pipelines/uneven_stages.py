@@ -19,7 +19,7 @@ from overlapscope.analysis.checks.pipelines.stage_work import (
     share_of_steps,
     without_pauses,
 )
-from overlapscope.analysis.checks.pipelines.stages import PipelineStage
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, microbatches
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.display import list_some
@@ -164,14 +164,16 @@ def _layer_ns(
     """
     lightest = min((each for each in step.work_ns if each != heaviest), key=step.work_ns.__getitem__)
     for rank in by_stage[lightest]:
-        own = next(iter(parts.get(rank, {}).values()), None)
-        layers = None if own is None else _layers(run.ranks[rank], list(step_ns.get(rank, ())), own.at_most)
+        group, own = next(iter(parts.get(rank, {}).items()), ("", None))
+        every = [of_rank[group] for of_rank in parts.values() if group in of_rank]
+        batches = None if own is None else microbatches(every) or own.at_most
+        layers = None if batches is None else _layers(run.ranks[rank], list(step_ns.get(rank, ())), batches)
         if layers:
             return step.work_ns[lightest] / layers
     return None
 
 
-def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> int | None:
+def _layers(timeline: RankTimeline, steps: Sequence[int], batches: int) -> int | None:
     """Return how many layers with attention a stage has; None where it does not run one of its kernels equally often
     for each micro-batch.
 
@@ -184,7 +186,7 @@ def _layers(timeline: RankTimeline, steps: Sequence[int], microbatches: int) -> 
         return None
     names, place, counts = np.unique(spans.name[rows], return_inverse=True, return_counts=True)
     took = np.bincount(place, (spans.end_ns - spans.start_ns)[rows], names.size)
-    layers, rest = divmod(int(counts[took.argmax()]), len(steps) * microbatches)
+    layers, rest = divmod(int(counts[took.argmax()]), len(steps) * batches)
     return None if rest else layers
 
 

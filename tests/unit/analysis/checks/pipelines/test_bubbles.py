@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipelines.bubbles import ideal_bubble_ns, pipeline_fill
+from overlapscope.analysis.checks.pipelines.bubbles import fill_share, ideal_bubble_ns, pipeline_fill
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Annotations, Spans, Steps, concat, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Annotations, Spans, Steps, concat, make, take
 from overlapscope.timeline.run import Group, Run
 from tests.unit.analysis.checks.pipelines.schedules import MS, STEPS, pipeline, said, simulated
 
@@ -197,6 +197,38 @@ def test_what_filling_and_draining_takes_by_the_schedule_is_said_where_it_is_muc
         assert found[0].title.startswith("8 micro-batches on 4 stages: ")
         assert found[0].evidence["fill_share"] == pytest.approx(3 / 11)
         assert "27.3 % of a step; with 16 it would be 15.8 %" in found[0].title
+
+
+def interleaved(microbatches: int, chunks: int) -> Run:
+    """Return a pipeline of four stages with chunks: its last stage sends the first what goes on in the next chunk."""
+    run = pipeline([5, 5, 5, 5], microbatches * chunks)
+    wrapped = microbatches * (chunks - 1)
+    ranks = dict(run.ranks)
+    for rank, to in ((0, 3), (3, 0)):
+        table = run.ranks[rank].collectives
+        sends = np.flatnonzero(table.op == run.ranks[rank].names.index("send"))
+        chosen = np.concatenate([sends[table.step[sends] == step][:wrapped] for step in range(STEPS)])
+        more = take(table, chosen)
+        ranks[rank] = run.ranks[rank].with_calls(
+            run.ranks[rank].names, concat([table, replace(more, peer=more.peer * 0 + to)])
+        )
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "chunks", "counted"),
+    [(8, 2, "8 micro-batches in 2 chunks"), (4, 3, "4 micro-batches in 3 chunks"), (12, 1, "12 micro-batches")],
+)
+def test_chunks_are_no_micro_batches(microbatches, chunks, counted):
+    run = interleaved(microbatches, chunks)
+    (found,) = said(run, "pipeline_fill")
+    share, half = (fill_share(4, times * microbatches * chunks) for times in (1, 2))
+    assert found.title.startswith(f"{counted} on 4 stages: ")
+    assert f"{100 * share:.1f} % of a step; with {2 * microbatches} it would be {100 * half:.1f} %" in found.title
+    between = replace(run, ranks={1: run.ranks[1]})
+    assert said(between, "pipeline_fill")[0].title.startswith(
+        f"{microbatches * chunks} micro-batches, or chunks of fewer, on 4 stages: "
+    )
 
 
 def test_nothing_is_said_of_a_schedule_whose_stages_do_not_wait():
