@@ -364,7 +364,7 @@ def _replicates(group: Ints, step: Ints, taken: Floats, free: Flags, beside: Fla
         width = int(taken[at].max(initial=0)) + 1
         by_group = (
             ascending(group[at] * width + taken[at].astype(np.int64)) % width
-        )  # five times as fast as to sort rows
+        )
         count = np.bincount(group[at], minlength=number)
         first = np.cumsum(count) - count
         there = count >= FEWEST_REPLICATES
