@@ -10,7 +10,15 @@ import numpy as np
 
 from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.emptied_cache import empties_cache
-from overlapscope.advice.losses.host_time import LEAST_IDLE, UNEVEN, HostTime, RankLoss, host_time, in_the_mean
+from overlapscope.advice.losses.host_time import (
+    LEAST_IDLE,
+    UNEVEN,
+    HostTime,
+    RankLoss,
+    host_time,
+    in_the_mean,
+    most_by_number,
+)
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
@@ -69,7 +77,8 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     computes meanwhile, for the batch."""
     found = host_time(given, "data_loading")
     own = found.by_window if given.run_has_device else _longer(found.by_window, _fetched_ns(given))
-    lost = round(_slowest_ns(own))
+    in_steps = most_by_number(given, own)
+    lost = round(float(np.median(in_steps))) if in_steps.size else 0
     few = in_the_mean(given, own, LEAST_LOADING) if lost < LEAST_LOADING * given.step_ns else None
     lost = lost if few is None else few.ns
     if lost < LEAST_LOADING * given.step_ns or not lost:
@@ -101,15 +110,6 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         else ["time in which the host was in the loader"],
         assumed=[f"that storage and cores can deliver batches as fast as they are taken; {bound(given)}"],
     )
-
-
-def _slowest_ns(own: Mapping[int, Ints]) -> float:
-    """Return what a median step loses, by the rank that loses most in each step, for which the others wait; of ranks
-    with unlike numbers of steps by the rank whose own median is the largest."""
-    each = [windows for windows in own.values() if windows.size]
-    if len({windows.size for windows in each}) == 1:
-        return float(np.median(np.max(each, axis=0)))
-    return max((float(np.median(windows)) for windows in each), default=0.0)
 
 
 def _longer(one: Mapping[int, Ints], other: Mapping[int, Ints]) -> dict[int, Ints]:

@@ -77,7 +77,7 @@ def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -
     means = {rank: float(own.mean()) for rank, own in lost.items()}
     most = max(means, key=means.__getitem__)
     uneven = means[most] >= UNEVEN * fmean(means.values())
-    own = lost[most] if uneven else _most_by_number(given, lost)
+    own = lost[most] if uneven else most_by_number(given, lost)
     mean_ns = float(own.mean())
     there = own >= MOSTLY * own.max()
     if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and not there[1:].any()):
@@ -90,13 +90,14 @@ def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -
     )
 
 
-def _most_by_number(given: RuleInput, by_window: Mapping[int, Ints]) -> Ints:
+def most_by_number(given: RuleInput, by_window: Mapping[int, Ints]) -> Ints:
     """Return what the rank that loses most loses in each step, in the order of the steps' numbers: ranks may have
     recorded other steps."""
     numbers = np.array([number for rank in by_window for number in given.numbers[rank]], np.int64)
     steps = unique(numbers)
     found = np.zeros(steps.size, np.int64)
-    np.maximum.at(found, np.searchsorted(steps, numbers), np.concatenate([*by_window.values()]))
+    if steps.size:
+        np.maximum.at(found, np.searchsorted(steps, numbers), np.concatenate([*by_window.values()]))
     return found
 
 

@@ -362,9 +362,7 @@ def _replicates(group: Ints, step: Ints, taken: Floats, free: Flags, beside: Fla
     for chosen in (free, beside):
         at = np.flatnonzero(chosen)
         width = int(taken[at].max(initial=0)) + 1
-        by_group = (
-            ascending(group[at] * width + taken[at].astype(np.int64)) % width
-        )
+        by_group = ascending(group[at] * width + taken[at].astype(np.int64)) % width
         count = np.bincount(group[at], minlength=number)
         first = np.cumsum(count) - count
         there = count >= FEWEST_REPLICATES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.host_time import LEAST_IDLE, in_the_mean
+from overlapscope.advice.losses.host_time import LEAST_IDLE, in_the_mean, most_by_number
 from overlapscope.advice.losses.named_cause import _beside
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
@@ -68,6 +68,16 @@ def test_ranks_that_recorded_other_steps_are_compared_by_the_number_of_a_step() 
     assert lost({0: [0, 0, 300, 0, 300, 0], 1: [0, 300, 0, 300, 0, 0]}, later) == (85, words, "")
     words = "0.6 ms in 1 of 7 steps, 0.0857 ms a step in the mean"
     assert lost({0: [0, 600, 0, 0, 0, 0], 1: [600, 0, 0, 0, 0, 0]}, later) == (85, words, ""), "not the first"
+
+
+def test_each_step_counts_by_the_rank_that_loses_most_in_it_whatever_steps_ranks_recorded() -> None:
+    run = stalling(())
+    together = match_and_align(run)
+    given = replace(RuleInput.of(run, analyze(run, together), together), numbers={0: (3, 4, 5), 1: (4, 5), 2: ()})
+    lost_us = {0: [100, 0, 300], 1: [200, 100], 2: []}
+    found = most_by_number(given, {rank: np.array(each, np.int64) for rank, each in lost_us.items()})
+    assert found.tolist() == [100, 200, 300]
+    assert not most_by_number(given, {2: np.array([], np.int64)}).size
 
 
 @pytest.mark.parametrize(("steps", "said"), [([2], False), ([1, 2, 4], True)])
