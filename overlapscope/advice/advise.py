@@ -18,9 +18,15 @@ from overlapscope.advice.calls.sixteen_bit_exchange import sixteen_bit_exchange
 from overlapscope.advice.calls.sixteen_bit_gradients import sixteen_bit_gradients
 from overlapscope.advice.calls.small_collectives import small_collectives
 from overlapscope.advice.communication_copies import communication_copies
+from overlapscope.advice.compute.blocking_launches import blocking_launches
+from overlapscope.advice.compute.device_copies import device_copies
+from overlapscope.advice.compute.sampling_sort import sampling_sort
+from overlapscope.advice.compute.unfused_elementwise import compute_words, unfused_elementwise
+from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.host_paced import host_paced
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
-from overlapscope.advice.late_rank import late_rank, with_no_setting
+from overlapscope.advice.late_rank import late_rank, one_call, with_no_setting
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
 from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.computing_calls import computing_calls
@@ -37,8 +43,6 @@ from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.sharded_optimizer import sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
-from overlapscope.advice.losses.unfused_elementwise import compute_words, unfused_elementwise
-from overlapscope.advice.losses.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[[RuleInput], Recommendation | None]
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
+    blocking_launches,
     launch_bound,
     data_loading,
     garbage_collection,
@@ -79,6 +84,8 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     host_copies,
     unfused_optimizer,
     unfused_elementwise,
+    device_copies,
+    sampling_sort,
     gradient_accumulation,
     blocking_reductions,
     standing_still,
@@ -91,6 +98,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
 """What a rank loses on its own, and what all send in vain or one by one: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (
     *OF_ONE_RANK,
+    host_paced,
     computing_calls,
     uneven_steps,
     embedding_tail,
@@ -115,10 +123,12 @@ RULES: Final[tuple[Rule, ...]] = (
     little_compute,
 )
 SAME_TIME: Final = {
+    "launch_bound": ("host_paced",),
     "flatten_gradients": ("small_collectives", "embedding_tail"),
     "computing_calls": ("embedding_tail",),
     "repeated_broadcasts": ("small_collectives",),
     "shared_cores": ("launch_bound", "blocking_calls"),
+    "blocking_launches": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
 CASTS_GBS: Final = 0.5
@@ -159,7 +169,12 @@ def _by_rules(
     """Return the recommendations of the rules, and whether waiting or cores come before all settings of buckets."""
     cores = shared_cores(analysis)
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    late = late_rank(analysis, lambda: waits_by_step(run, cross_rank.splits), lambda: slower_in_turn(given))
+    late = late_rank(
+        analysis,
+        lambda: waits_by_step(run, cross_rank.splits),
+        lambda: slower_in_turn(given),
+        lambda rank: one_call(run, cross_rank.splits, rank),
+    )
     own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
     if late and _is_of_pauses(late, own):
         late = None
@@ -179,7 +194,8 @@ def _by_rules(
         found["late_rank"] = with_no_setting(found["late_rank"])
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
-    most = None if any(map(comes_first, every)) else largest_loss(given, every)
+    compute = "".join(_what_compute_is(analysis, {} if alone is None else alone))
+    most = None if any(map(comes_first, every)) else largest_loss(given, every, compute)
     return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
 
 
@@ -245,7 +261,7 @@ def advise(
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs), _not_looked_for(analysis)
-    of_hosts += _what_compute_is(analysis, alone)
+    of_hosts += [words for words in _what_compute_is(analysis, alone) if not any(words in each.title for each in found)]
     if come_first:
         return found, of_hosts
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing

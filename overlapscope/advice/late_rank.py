@@ -4,18 +4,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, Self
 
 import msgspec
+import numpy as np
+from msgspec import to_builtins
 
 from overlapscope.advice.rule_input import ms
 from overlapscope.advice.slower_in_turn import NO_LONGER, SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
-from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
+from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import percent_text
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.run import Run
 
 DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
@@ -28,6 +32,9 @@ LONGEST_NAME: Final = 48
 """Characters of a name in a title."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
+OF_ONE_CALL: Final = 0.8
+"""A rank that has this share of its blame in one call, of so few steps that none can be left out, was late once: that
+says nothing of the rank. A choice."""
 PROCESSES: Final = "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores"
 NO_SETTING: Final = "no setting of communication shortens"
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
@@ -62,6 +69,19 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """What shows or mends the cause of a late rank, by `held_by`."""
+
+
+class OneCall(msgspec.Struct, kw_only=True, frozen=True):
+    """The call that one rank came last to by most."""
+
+    rank: int
+    lead_ns: int
+    """How much later than the one before it, ..."""
+    of_ns: int
+    """... of all leads of the rank."""
+    step: int
+    after_ns: int
+    """Since the step began on that rank."""
 
 
 class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
@@ -109,13 +129,15 @@ def late_rank(
     analysis: Analysis,
     by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {},
     slower: Callable[[], SlowerInTurn | None] = lambda: None,
+    longest: Callable[[int], OneCall | None] = lambda _: None,
 ) -> Recommendation | None:
     """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
 
     That is so where wait time is at least half of the time in collectives and matters to the recording, or where the
     recording would be shorter by much without the excess of the straggler. Without a straggler a step with most of the
-    waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which
-    rank computed longer in each, if that explains them.
+    waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which rank computed longer
+    in each, if that explains them, `longest` the call that has most of what a rank came last by: such an event, too,
+    where steps are too few to leave one out.
     """
     found = _Waiting.of(analysis)
     straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
@@ -130,7 +152,31 @@ def late_rank(
     if found.left_out is None:
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
     in_turn = slower() if straggler is None and _window(analysis) == "step" else None
-    return _recommended(analysis, found, straggler, in_turn)
+    few = straggler is None and in_turn is None and _window(analysis) == "step"
+    few = few and analysis.headline.steps < LEAST_STEPS and lateness(found.blame_ns, analysis) == "not_known"
+    once = longest(max(found.blame_ns, key=found.blame_ns.__getitem__)) if few else None
+    return _recommended(analysis, found, straggler, in_turn, once)
+
+
+def one_call(run: Run, splits: Sequence[Split], rank: int) -> OneCall | None:
+    """Return the call with `OF_ONE_CALL` of all by which a rank came last; None where none has, or it is of no step."""
+    leads: list[tuple[int, int]] = []
+    for split in splits:
+        row = split.block.ranks.index(rank) if rank in split.block.ranks else None
+        own = np.flatnonzero(split.last == row) if row is not None else ()
+        leads += [(round(float(split.lead_ns[at])), int(split.block.rows[row, at])) for at in own]
+    lead_ns, call = max(leads, default=(0, 0))
+    of_ns = sum(ns for ns, _ in leads)
+    if not leads or lead_ns < max(OF_ONE_CALL * of_ns, 1):
+        return None
+    calls, steps = run.ranks[rank].collectives, run.ranks[rank].steps
+    begun = steps.start_ns[(steps.step == calls.step[call]) & (steps.recording == calls.recording[call])]
+    if calls.step[call] == NONE or not begun.size:
+        return None
+    return OneCall(
+        rank=rank, lead_ns=lead_ns, of_ns=of_ns, step=int(calls.step[call]),
+        after_ns=max(int(calls.start_ns[call] - begun[0]), 0),
+    )  # fmt: skip
 
 
 def _of_stages(rows: Sequence[CollectiveRow]) -> bool:
@@ -145,7 +191,11 @@ def _window(analysis: Analysis) -> Literal["step", "recording"]:
 
 
 def _recommended(
-    analysis: Analysis, found: _Waiting, straggler: Straggler | None, in_turn: SlowerInTurn | None
+    analysis: Analysis,
+    found: _Waiting,
+    straggler: Straggler | None,
+    in_turn: SlowerInTurn | None,
+    once: OneCall | None,
 ) -> Recommendation:
     head = analysis.headline
     steps = max(head.steps, 1) if _window(analysis) == "step" else 1
@@ -154,7 +204,7 @@ def _recommended(
     gain_ns, low_ns, high_ns = replayed or (None, None, None)
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, found, analysis, in_turn),
+        title=_title(straggler, rank, found, analysis, in_turn, once),
         verdict="look",
         predicted_gain_ns=gain_ns,
         gain_low_ns=low_ns if in_turn is None else 0,
@@ -162,7 +212,9 @@ def _recommended(
         confidence="mixed" if replayed or in_turn else "measured",
         memory_bytes=None,
         changes_numerics=False,
-        apply=_look(straggler, rank, found, analysis, in_turn),
+        apply=_look(straggler, rank, found, analysis, in_turn)
+        if once is None
+        else {"look": f"{LONGEST_WAITS}; what the host of rank {once.rank} did before that call"},
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per=per,
         loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if per == "recording" else 1),
@@ -174,7 +226,8 @@ def _recommended(
             "held_by": straggler.held_by if straggler else None,
             "late_with": straggler.late_with if straggler else [],
             "removal_ns": straggler.removal_ns if straggler else None,
-        },
+        }
+        | ({} if once is None else {"one_call": to_builtins(once)}),
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
         assumed=_assumed(straggler, per) if replayed else [NO_LONGER] if in_turn else [],
     )
@@ -264,13 +317,21 @@ def _look(
 
 
 def _title(
-    straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis, in_turn: SlowerInTurn | None
+    straggler: Straggler | None,
+    rank: int,
+    found: _Waiting,
+    analysis: Analysis,
+    in_turn: SlowerInTurn | None,
+    once: OneCall | None,
 ) -> str:
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
     late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     if found.left_out is None and found.collective_ns < MOSTLY_MATCHED * comm_ns and head.step_ns and late_ns:
         waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
+    if once is not None:
+        leads = f"{ms(once.lead_ns)} of the {ms(once.of_ns)} by which rank {once.rank} came last are in one call"
+        return f"W{waiting}; {leads}, {ms(once.after_ns)} after step {once.step} began: it was late once"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
         whom = waited_for(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)

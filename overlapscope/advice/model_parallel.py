@@ -5,7 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.calls.savings import saved_by_overlap_ns
+from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
+from overlapscope.advice.losses.largest_loss import longer_ns_of
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
@@ -24,6 +25,11 @@ OTHER_DISPATCHER: Final = {
     "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch\n"
     "--moe-token-dispatcher-type flex --moe-enable-deepep  # DeepEP's kernels instead of all_to_all"
 }
+TWO_BATCHES: Final = (
+    "vllm serve ... --enable-dbo  # one half of a batch communicates while the other computes; needs DeepEP's all2all\n"
+    "python -m sglang.launch_server ... --enable-two-batch-overlap"
+)
+BY_LOAD: Final = "vllm serve ... --enable-eplb  # experts moved and copied by load"
 MOSTLY: Final = 0.5
 """Calls of which this share is overlapped are so already. A choice."""
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
@@ -33,6 +39,10 @@ IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
 )
+ALL_GONE: Final = "that all of their exposed time is gone: the gain is an upper bound"
+CUSTOM_BYTES: Final = 8 << 20
+"""vLLM's own all-reduce takes smaller messages only, on some devices far smaller ones
+(vllm/distributed/device_communicators/custom_all_reduce.py)."""
 
 
 def tensor_parallel(given: RuleInput) -> Recommendation | None:
@@ -47,19 +57,32 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         return None
     (exposed, ran), ops = given.united_ns(rows), {row.op for row in rows}
     whole = not ops & GATHERS
+    serves = given.job.serves
     what = "the calls of tensor parallelism" if named else "all-reduces of one size in forward and backward"
     why = "" if named else " (tensor parallelism?)"
     return recommended(
         given,
         id="tensor_parallel",
-        title=f"{_overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
+        title=f"{'Shorten or avoid' if serves else _overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
-        f"{', each of a whole activation' if whole else ''}",
+        f"{', each of a whole activation' if whole else ''}{waits_unseen(given)}",
         at_most_ns=at_most,
-        apply=_serving() if given.job.serves else _training_tp(whole=whole),
+        apply=_serving(given, rows) if serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
         measured=["communication of these groups beside which nothing is computed"],
-        assumed=[ASSUMED],
+        assumed=[ALL_GONE if serves else ASSUMED, *kept_by_hosts(given, at_most)],
+    )
+
+
+def waits_unseen(given: RuleInput) -> str:
+    """Return the end of a title that says how much of exposed communication is waiting for ranks that were not
+    recorded, at least, or other traffic; empty where all were, or it is little."""
+    longer_ns = longer_ns_of(given.analysis)
+    if given.is_whole or not given.is_worth(longer_ns):
+        return ""
+    return (
+        f"; at least {ms(longer_ns)} of exposed communication is waiting for ranks that were not recorded, or other "
+        "traffic"
     )
 
 
@@ -104,7 +127,12 @@ def _are_besides(rows: Sequence[CollectiveRow], given: RuleInput) -> bool:
 
 
 def _training_tp(*, whole: bool) -> dict[str, str]:
-    first = "--sequence-parallel  # all-gather and reduce-scatter instead of all-reduce\n" if whole else ""
+    first = (
+        "--sequence-parallel  # all-gather and reduce-scatter instead of all-reduce: as many bytes, so no gain alone; "
+        "--tp-comm-overlap needs it\n"
+        if whole
+        else ""
+    )
     return {
         "megatron": f"{first}--tp-comm-overlap  # calls in pieces beside the matrix products (Transformer Engine)",
         "torch": "torch._inductor.config._micro_pipeline_tp = True  # async TP: with torch.compile, SequenceParallel\n"
@@ -117,11 +145,14 @@ def _overlap(exposed_ns: float, ran_ns: float) -> str:
     return "Overlap more of" if exposed_ns <= (1 - MOSTLY) * ran_ns else "Overlap"
 
 
-def _serving() -> dict[str, str]:
-    return {
-        "serving": "vllm serve ...  # without --disable-custom-all-reduce\n"
-        "# fewer devices a replica where the model fits: more replicas, less communication"
-    }
+def _serving(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, str]:
+    """Return code for a server: its own all-reduce only where calls of a size that this takes, or of an unknown one,
+    are exposed for long enough."""
+    reduces = [row for row in rows if row.op == "all_reduce"]
+    small = [row for row in reduces if row.bytes is None or row.bytes < CUSTOM_BYTES]
+    custom = "vllm serve ...  # without --disable-custom-all-reduce, which takes calls under 8 MiB off NCCL\n"
+    fewer = "# fewer devices a replica where the model fits: more replicas, less communication"
+    return {"serving": (custom if given.is_worth(given.exposed_ns(small)) else "") + fewer}
 
 
 def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
@@ -142,9 +173,10 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         given,
         id="expert_parallel",
         title=f"{_overlap(exposed, ran)} the exchange between experts: {ms(exposed)} of a "
-        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}",
+        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}"
+        f"{waits_unseen(given)}",
         at_most_ns=at_most,
-        apply={"serving": "vllm serve ... --enable-eplb  # experts moved and copied by load"}
+        apply={"serving": TWO_BATCHES + (f"\n{BY_LOAD}" if uneven else "")}
         if given.job.serves
         else {
             "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch",
@@ -152,5 +184,5 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         | (FEWER_SMS if any(row.op in EXPERTS for row in rows) else OTHER_DISPATCHER),
         evidence={"exposed_ns": round(exposed), "uneven": uneven is not None},
         measured=["communication of these groups beside which nothing is computed"],
-        assumed=[ASSUMED],
+        assumed=[ASSUMED, *kept_by_hosts(given, at_most)],
     )

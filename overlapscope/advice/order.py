@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from overlapscope.advice.late_rank import DOMINATES
+from overlapscope.advice.losses.exposed_communication import LATE_WAITS
 from overlapscope.advice.losses.largest_loss import (
     OF_EXPOSED,
+    gaps_ns,
     late_gain_ns,
     launches_ns,
     longer_beside_launches_ns,
+    slow_transfers_ns,
 )
 from overlapscope.advice.shared_cores import comes_first
 from overlapscope.analysis.result import Analysis, Recommendation
@@ -25,6 +28,20 @@ OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
 """Recommendations that change communication: beside them nothing says that no setting of it shortens the waiting."""
 
 
+BY_OVERLAP: Final = frozenset({
+    "tensor_parallel", "expert_parallel", "split_all_reduce", "overlap_without_effect", "small_collectives",
+    "busy_lane", "backward_prefetch",
+})  # fmt: skip
+"""Their bound is all that is exposed of calls whose results are waited for, as if all of it could run beside compute,
+or took no time, ..."""
+OF_BOUND: Final = 0.5
+"""... of which this share counts in the order. A choice: calls that depend on each other leave some of it, how much is
+not recorded, while idle time in calls of the host, and what a replay gains, are lost in full."""
+OF_PIPELINE: Final = 1 / 3
+"""Evening out stages comes before exposed communication where it addresses this share of the waits between stages: it
+says what to change, and what is left of them is the schedule's. A choice."""
+
+
 def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     """Return what the order of losses counts more, or less, of a step for each recommendation, in ns.
 
@@ -36,11 +53,27 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
     """
     if not analysis.run.has_device:
         return _moved_to_cores(found, analysis) | _moved_to_still(found)
-    exposed = next((each.loss_ns or 0 for each in found if each.id == "exposed_communication"), 0)
+    named = next((each for each in found if each.id == "exposed_communication"), None)
     steps = analysis.headline.steps if analysis.headline.window == "step" else 1
-    of_others = longer_beside_launches_ns(analysis, exposed) + round(late_gain_ns(found, steps))
-    of_others += launches_ns(found, analysis)
-    return ({"exposed_communication": -of_others} if of_others else {}) | _moved_to_straggler(found, steps)
+    late_ns = late_gain_ns(found, steps) - (0 if named is None else named.evidence.get(LATE_WAITS, 0))
+    of_others = longer_beside_launches_ns(analysis, (named and named.loss_ns) or 0) + round(max(late_ns, 0))
+    of_others += max(launches_ns(found, analysis), gaps_ns(analysis)) + _of_uneven_stages(found, analysis, steps)
+    moved = {"exposed_communication": -of_others} if of_others else {}
+    return moved | _moved_to_straggler(found, steps) | _moved_to_link(found, analysis, steps)
+
+
+def _of_uneven_stages(found: Sequence[Recommendation], analysis: Analysis, steps: int) -> int:
+    """Return the waits between stages of a pipeline where evening these out addresses enough of them."""
+    waits_ns = analysis.headline.causes.get("pipeline", 0)
+    uneven_ns = sum(_per_step(each, _weight_ns(each), steps) for each in found if each.id == "uneven_stages")
+    return waits_ns if uneven_ns and uneven_ns >= OF_PIPELINE * waits_ns else 0
+
+
+def _moved_to_link(found: Sequence[Recommendation], analysis: Analysis, steps: int) -> dict[str, int]:
+    """Return what a slow link costs in the mean of all steps, where that is more than a median holds."""
+    link = next((each for each in found if each.id == "repair_link"), None)
+    ns = 0 if link is None else round(slow_transfers_ns(analysis) - _per_step(link, _weight_ns(link), steps))
+    return {"repair_link": ns} if ns > 0 else {}
 
 
 def _moved_to_straggler(found: Sequence[Recommendation], steps: int) -> dict[str, int]:
@@ -101,8 +134,10 @@ def _gain_ns(each: Recommendation) -> float | None:
 
 
 def _weight_ns(each: Recommendation) -> float:
-    """Return the loss that it addresses, or its gain where no loss is known or the gain is more."""
-    return max((_gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0, each.predicted_gain_ns or 0)
+    """Return the loss that it addresses, or its gain where no loss is known or the gain is more; of a bound that no
+    replay confirms and complete overlap alone would reach, `OF_BOUND`."""
+    share = OF_BOUND if each.id in BY_OVERLAP and each.predicted_gain_ns is None else 1.0
+    return max(share * ((_gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)
 
 
 def _per_step(each: Recommendation, ns: float | None, steps: int) -> float:

@@ -13,6 +13,8 @@ from overlapscope.advice.job_kind import JobKind
 from overlapscope.analysis.result import PublishedEffect, Recommendation
 
 TABLE: Final = "published_effects.toml"
+MUCH: Final = 0.2
+"""Throughput that is much to lose, or to gain. A choice."""
 
 
 class _Row(PublishedEffect, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -45,10 +47,18 @@ def published_effects() -> Mapping[str, Sequence[PublishedEffect]]:
 
 
 def with_published(found: Sequence[Recommendation], job: JobKind, *, has_experts: bool) -> list[Recommendation]:
-    """Return recommendations with what the changes that their code makes did elsewhere; all were measured in training,
-    some where experts exchange tokens, which say nothing of jobs without (`has_experts`)."""
+    """Return recommendations with what the changes that their code makes did elsewhere, where that points one way; all
+    were measured in training, some where experts exchange tokens, which say nothing of jobs without (`has_experts`)."""
     rows = [] if job.serves else [row for row in _rows() if has_experts or not row.experts]
-    return [replace(each, published=[row.effect for row in rows if _is_of(row, each)]) for each in found]
+    return [replace(each, published=_told([row.effect for row in rows if _is_of(row, each)])) for each in found]
+
+
+def _told(effects: Sequence[PublishedEffect]) -> list[PublishedEffect]:
+    """Return effects of which those that are shown, the end-to-end ones if there are any, do not both lose and gain
+    much: then they say nothing to act on."""
+    gains = [each.gain for each in effects if each.kind == "end-to-end"] or [each.gain for each in effects]
+    both = bool(gains) and min(gains) <= -MUCH and max(gains) >= MUCH
+    return [] if both else list(effects)
 
 
 def _is_of(row: _Row, each: Recommendation) -> bool:

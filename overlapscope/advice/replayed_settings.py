@@ -29,6 +29,7 @@ from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_
 
 PREFETCH: Final = "backward_prefetch"
 """The rule that finds no prefetch in backward."""
+OF_BACKWARD: Final = "that forward goes on as it is: the gain is of prefetch in backward alone"
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3
 """Number of caps of a list that a title shows; the code has all."""
@@ -179,10 +180,11 @@ def _with_replayed_gain(each: Recommendation, result: WhatIf) -> Recommendation:
         return each
     more_bytes = row.memory_bytes - none.memory_bytes  # the rule says that none is gathered ahead
     of_replay = scenario_recommendation(result, row, PREFETCH, each.title, "change", memory_bytes=more_bytes)
-    instead = "that parameters do not stay gathered: then backward gathers none"
+    assumed = ["that parameters do not stay gathered: then backward gathers none"]
+    assumed += [OF_BACKWARD] * bool(each.evidence.get("in_forward"))
     return msgspec.structs.replace(
         of_replay, apply=each.apply, per=each.per, loss_ns=each.loss_ns, measured=each.measured,
-        evidence={**each.evidence, **of_replay.evidence}, assumed=[*of_replay.assumed, instead],
+        evidence={**each.evidence, **of_replay.evidence}, assumed=[*of_replay.assumed, *assumed],
     )  # fmt: skip
 
 

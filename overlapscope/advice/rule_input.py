@@ -18,10 +18,12 @@ from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.host_work import host_work
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
+from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
-from overlapscope.timeline.intervals import Intervals, difference, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -101,6 +103,31 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def arrivals(self) -> Mapping[int, Arrivals]:
         """By rank, when the last recorded member came to each of its calls."""
         return arrivals(self.run, self.cross_rank)
+
+    @cached_property
+    def host_work_ns(self) -> Mapping[int, Ints]:
+        """By rank at hand, for how long its host certainly worked in each of its windows; without ranks where that is
+        not known."""
+        found = {}
+        for timeline, windows in self.some_at_hand():
+            try:
+                work = host_work(timeline)
+            except HostEventsError:  # the rank's other figures do not need them
+                work = None
+            if work is not None:
+                starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+                found[timeline.rank] = BusyTime(work).within(starts, ends)
+        return found
+
+    @cached_property
+    def host_free_ns(self) -> float:
+        """How much shorter a step can get while hosts work as long as recorded, at most: what is left of it beside the
+        work of the host that has most, mean over steps; infinite where no host's work is known."""
+        free = (
+            fmean(end - start - worked for (start, end), worked in zip(self.windows[rank], own.tolist(), strict=True))
+            for rank, own in self.host_work_ns.items()
+        )
+        return max(min(free, default=np.inf), 0.0)
 
     @property
     def step_ns(self) -> int:

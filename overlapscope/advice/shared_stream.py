@@ -5,6 +5,8 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.backward_prefetch import OF_FSDP, backward_prefetch
+from overlapscope.advice.calls.savings import DIRECTLY_NS
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, NONE
@@ -34,6 +36,8 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
     if not total or sum(others.values()) < OTHERS * total:
         return None
     (before, behind), _ = max(others.items(), key=lambda each: each[1])
+    if {before[0], behind[0]} == {*OF_FSDP} and before[1] == behind[1] and backward_prefetch(given) is not None:
+        return None  # that is of the same calls
     share = sum(others.values()) / total
     return recommended(
         given,
@@ -59,7 +63,8 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
 
 
 def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
-    """Return the ns that calls waited in the queue while the call before them on their stream ran, by both kinds."""
+    """Return the ns that calls waited in the queue while the call before them on their stream ran, by both kinds (the
+    one that ran first): of calls that begin at its end, as others then still wait for their data."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
     rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
@@ -68,7 +73,8 @@ def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
     before, row = rows[:-1], rows[1:]
     same = spans.lane[before] == spans.lane[row]
     waited = spans.end_ns[before] - np.maximum(spans.launch_ns[row], spans.start_ns[before])
-    chosen = same & (waited > 0)
+    follows = spans.start_ns[row] - spans.end_ns[before] <= DIRECTLY_NS
+    chosen = same & follows & (waited > 0)
     first, second = spans.collective[before[chosen]], spans.collective[row[chosen]]
     keys = np.stack([calls.op[first], calls.group[first], calls.op[second], calls.group[second]], axis=1)
     kinds, at = np.unique(keys, axis=0, return_inverse=True)

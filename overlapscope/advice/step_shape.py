@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.calls.savings import saved_by_overlap_ns
+from overlapscope.advice.calls.backward_prefetch import gathers_units, prefetches_nothing
+from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
 from overlapscope.advice.losses.exposed_calls import backward_waits_ns, hosts_make_wait
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -70,6 +71,7 @@ UNUSED: Final = (
     "used parameters, for which the host waits"
 )
 FSDP_UNITS: Final = "fully_shard(block)  # each block on its own: one call for the whole model overlaps nothing"
+"""Where gathers do not show that blocks are sharded one by one."""
 
 
 def little_compute(given: RuleInput) -> Recommendation | None:
@@ -120,7 +122,7 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         | ({"torch": SCATTER} if _gathered_after(given, reduces) else {}),
         evidence={"exposed_ns": round(exposed), "most_bytes": largest, "calls": sum(row.count for row in rows)},
         measured=["sizes, and the time of these calls beside which nothing is computed"],
-        assumed=[BOUND, *([MAY_WAIT] if waits else [])],
+        assumed=[BOUND, *kept_by_hosts(given, at_most), *([MAY_WAIT] if waits else [])],
     )
 
 
@@ -165,6 +167,8 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed, saved_by_overlap_ns(given, rows)))
     if not given.is_worth(at_most) or overlapped > NOTHING * comm:
         return None
+    if used == ["fsdp2"] and prefetches_nothing(given):
+        return None  # `backward_prefetch` says why
     waits_ns = backward_waits_ns(given) if given.run_has_device and "ddp" in used and hosts_make_wait(given) else 0.0
     if given.is_worth(waits_ns):
         at_most = min(at_most, waits_ns)
@@ -184,7 +188,7 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         apply=apply,
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
-        assumed=[BOUND],
+        assumed=[BOUND, *kept_by_hosts(given, at_most)],
     )
 
 
@@ -197,13 +201,14 @@ def _instead(given: RuleInput, used: Sequence[str]) -> dict[str, str]:
         lines = [UNUSED] * any(finds_unused_parameters(timeline) for timeline, _ in given.some_at_hand())
         lines += [(LAST_FIRST if together else ONE_BUCKET)] * all(together)
         found |= {"ddp": "\n".join(lines)} if lines else {}
-    if "fsdp2" in used:
+    in_units = "fsdp2" in used and gathers_units(given)
+    if "fsdp2" in used and not in_units:
         found["fsdp2"] = FSDP_UNITS
     rocm = any(name.startswith("hip") for timeline in given.run.ranks.values() for name in timeline.names)
     blocking, queues = ROCM if rocm else CUDA
     if any(each.blocking for each in shapes):
         found = {"environment": f"unset {blocking}  # a launch lasts until its kernel has ended"} | found
-    elif not all(together):
+    elif not all(together) and not in_units:
         found |= {"environment": f"unset {queues}  # one queue serialises streams"}
     return found
 

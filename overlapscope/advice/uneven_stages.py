@@ -1,12 +1,16 @@
 """Rule: a stage of a pipeline has more work than the others, which wait for it in every micro-batch."""
 
-from statistics import fmean
-from typing import Literal
+from statistics import fmean, median
+from typing import Final, Literal
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.checks.pipelines.uneven_stages import what_to_move
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
+
+AS_MUCH: Final = 1.05
+"""Above this factor of what a stage has more at the usual speed of its kernels, its device is slower, too; that is
+said."""
 
 
 def uneven_stages(given: RuleInput) -> Recommendation | None:
@@ -14,7 +18,7 @@ def uneven_stages(given: RuleInput) -> Recommendation | None:
     it; else None.
 
     All work moves through the stage with most of it: as no work is lost, at most what it has more than the mean of all
-    stages is gained.
+    stages is gained; by what it computes, or at the usual speed of its kernels, whichever is more.
     """
     found = next((each for each in given.analysis.findings if each.id.startswith("uneven_stages")), None)
     if found is None:
@@ -22,16 +26,19 @@ def uneven_stages(given: RuleInput) -> Recommendation | None:
     evidence = found.evidence
     stage, of_step = str(evidence["stage"]), evidence.get("step_work_ns") if given.per == "step" else None
     work = of_step or evidence["work_ns"]
-    at_most_ns = work[stage] - fmean(work.values())
+    computed = evidence.get("step_computed_ns", work) if of_step else work
+    at_most_ns = max(each[stage] - fmean(each.values()) for each in (work, computed))
     if not given.is_worth(at_most_ns if of_step else at_most_ns / max(given.steps, 1)):
         return None
     per: Literal["step", "recording"] = "step" if of_step else "recording"
     more_ns = evidence["more_step_ns" if of_step else "more_ns"]
+    others_ns = median(ns for each, ns in computed.items() if each != stage)
+    usually = ", at the usual speed of its kernels" if computed[stage] - others_ns > AS_MUCH * more_ns else ""
     return recommended(
         given,
         id="uneven_stages",
         title=f"Even out the stages of the pipeline: stage {stage} ({rank_list(evidence['ranks'])}) computes for "
-        f"{ms(work[stage])} a {per}, {ms(more_ns)} more than the other stages, which wait for it",
+        f"{ms(computed[stage])} a {per}, {ms(more_ns)} more than the other stages{usually}, which wait for it",
         per=per,
         apply={"torch": f"# {what_to_move(evidence.get('more_step_ns'), evidence.get('layer_step_ns'))}"},
         evidence={"stage": evidence["stage"], "ranks": evidence["ranks"], "work_ns": work},

@@ -18,7 +18,7 @@ from overlapscope.analysis.checks.longer_kernels import longer_kernels
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
-from overlapscope.analysis.checks.outlier_steps import outlier_steps
+from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
@@ -27,6 +27,7 @@ from overlapscope.analysis.checks.recording_checks import partly_recorded_groups
 from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
 from overlapscope.analysis.checks.rising_kernels import rising_kernels
 from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
+from overlapscope.analysis.checks.slow_host import slow_host
 from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
@@ -38,6 +39,7 @@ from overlapscope.analysis.exposure.longer_than_like import LongerThanLike
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.longer_calls import longer_calls
+from overlapscope.analysis.job_step.slower_steps import slower_steps
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -90,12 +92,12 @@ def findings_of(asked: Asked) -> list[Finding]:
     stages = {rank: own.stages for rank, own in alone.items()}
     window_ns = {info.rank: info.whole.window_ns for info in asked.ranks}
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
-    times = with_ranges(
-        _of_times(run, asked.ranks, shared, idle_at_stops(run, coverage, step_windows)), run, coverage, step_windows
-    )
+    stopped_ns, in_calls_ns = idle_at_stops(run, coverage, step_windows), waits_in_calls(run, asked.cross_rank.splits)
+    times = with_ranges(_of_times(run, asked.ranks, shared, stopped_ns, in_calls_ns), run, coverage, step_windows)
     still = standing_still(run, _stood_still(alone), step_windows, shared)
+    slowing = slowing_steps(asked.head, ", ".join(sorted({each.basis for each in run.ranks.values()})))
     return [
-        *slowing_steps(asked.head, ", ".join(sorted({each.basis for each in run.ranks.values()}))),
+        *(slowing or slower_steps(run, asked.head, times)),
         *_of_hosts(run, alone, asked.head.step_ns, [*shared, *still]),
         *host_pauses(run, _long_pauses(alone), asked.cross_rank.splits, of_steps_ns, shared),
         *times,
@@ -111,6 +113,7 @@ def findings_of(asked: Asked) -> list[Finding]:
             run.sources, _linkage(alone), _launch_graphs(run), lambda rank: launched_before(run.ranks[rank])
         ),
         *launch_gaps(run),
+        *slow_host(run),
         *unread_ranks(run),
         *_uneven_stages(run, asked.work, asked.ranks, alone),
         *longer_kernels(
@@ -215,15 +218,20 @@ def _computed_ns(info: RankInfo) -> dict[int, int]:
 
 
 def _of_times(
-    run: Run, ranks: Sequence[RankInfo], shared: Sequence[Finding], stopped_ns: Mapping[tuple[int, int], float]
+    run: Run,
+    ranks: Sequence[RankInfo],
+    shared: Sequence[Finding],
+    stopped_ns: Mapping[tuple[int, int], float],
+    in_calls_ns: Mapping[tuple[int, int], int],
 ) -> list[Finding]:
     """Return the findings from the times of single ranks; `shared` are those on cores that hosts share, `stopped_ns`
-    holds idle time that may be the recorder's stop."""
+    holds idle time that may be the recorder's stop, `in_calls_ns` waits in matched calls, by (rank, step)."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
     found = outlier_steps(
         complete_figures(ranks),
         basis,
         waited_ns=waits_by_step(ranks),
+        in_calls_ns=in_calls_ns,
         stopped_ns=stopped_ns,
         by_chance=decide_who_is_late(shared),
     )

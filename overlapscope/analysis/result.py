@@ -363,15 +363,17 @@ def with_costs(analysis: Analysis) -> Analysis:
     found, head = analysis.throughput, analysis.headline
     if found is None or not found.on_device or not found.devices:
         return analysis
-    # GPU-hours are of all steps: where the headline's causes leave out long ones, these have other causes.
+    # GPU-hours are of all whole steps: where the headline's causes leave out long ones, or hold one that is cut short,
+    # these have other causes.
     has_long = bool(left_out(head))
+    differ = has_long or bool(found.cut_short)
     found = replace(
         found,
         exposed_causes_gpu_hours_a_day=_divided(
-            found.exposed_gpu_hours_a_day, (has_long and causes_of_all_steps(analysis)) or head.causes
+            found.exposed_gpu_hours_a_day, (differ and causes_of_all_steps(analysis)) or head.causes
         ),
         idle_causes_gpu_hours_a_day=_divided(
-            found.idle_gpu_hours_a_day, (has_long and _idle_causes_of_all_steps(analysis)) or head.idle_causes
+            found.idle_gpu_hours_a_day, (differ and _idle_causes_of_all_steps(analysis)) or head.idle_causes
         ),
     )
     # A step of a day takes the mean, of which long ones are a part.
@@ -501,10 +503,11 @@ def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
 
 
 def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> Counter[str]:
-    """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these; empty of a single
-    step."""
+    """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these, and those that are
+    cut short; empty of a single step."""
     every: Counter[str] = Counter()
-    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps} - {*left_out}
+    without = {*left_out, *_cut_short(analysis)}
+    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps} - without
     if analysis.headline.window == "step" and len(steps) > 1:
         for info in (each for each in analysis.ranks if each.rank in ranks):
             for step in info.steps:
@@ -514,13 +517,18 @@ def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> C
 
 
 def _idle_causes_of_all_steps(analysis: Analysis) -> Counter[str]:
-    """Return the nanoseconds of each cause of idle time in all complete steps of the headline's ranks."""
-    every: Counter[str] = Counter()
+    """Return the same of causes of idle time."""
+    every, without = Counter[str](), _cut_short(analysis)
     for info in analysis.ranks:
         for step in info.steps if info.rank in analysis.headline.ranks else ():
-            if step.complete:
+            if step.complete and step.step not in without:
                 every.update(step.idle_causes)
     return +every
+
+
+def _cut_short(analysis: Analysis) -> Collection[int]:
+    """Return the steps that sums over all steps leave out, as GPU-hours do: they lack what the others end with."""
+    return () if analysis.throughput is None else analysis.throughput.cut_short
 
 
 def usual_causes(analysis: Analysis) -> Counter[str]:

@@ -134,8 +134,7 @@ def test_what_one_long_step_exposed_is_no_cause_of_what_the_others_did(longer: i
         pytest.param(2, 4, 100, id="2 ns: 2 % of the step"),
         pytest.param(1, 4, None, id="less than 1 %"),
         pytest.param(0, 4, None, id="together"),
-        pytest.param(30, 3, 100, id="three steps"),
-        pytest.param(30, 2, None, id="one time between two begins"),
+        pytest.param(30, 3, None, id="two times between two begins"),
     ],
 )
 def test_the_pace_of_a_job_whose_ranks_overlap_in_steps_is_the_time_between_begins(
@@ -145,6 +144,21 @@ def test_the_pace_of_a_job_whose_ranks_overlap_in_steps_is_the_time_between_begi
     head = found({0: _in_a_row(0, own, 12), 1: _in_a_row(late, own, 12)}, {0: 5, 1: 0})
     assert head.step_ns == 100 + late
     assert head.pace_ns == pace
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pace"),
+    [
+        pytest.param([100, 100, 104, 104], 100, id="much alike"),
+        pytest.param([100, 100, 140, 140, 140], None, id="it slows down: two paces"),
+        pytest.param([100, 100, 100, 100, 300], 100, id="the last, whose end nobody waits for, has no part"),
+    ],
+)
+def test_a_pace_is_that_of_like_steps_and_compared_with_the_same_steps(lengths: list[int], pace: int | None) -> None:
+    own = [(*["compute_only_ns"] * (length - 1), EXPOSED) for length in lengths]
+    assert found({0: _in_a_row(0, own, 12), 1: _in_a_row(30, own, 12)}, {0: 5, 1: 0}).pace_ns == pace
+    together = found({0: _in_a_row(0, own, 12), 1: _in_a_row(0, own, 12)}, {0: 5, 1: 0})
+    assert together.pace_ns is None
 
 
 @settings(max_examples=300)

@@ -1,25 +1,39 @@
-"""Rule: in backward FSDP gathers each layer's parameters only after the gradients before them were reduced, and compute
-waits for both: nothing is gathered ahead."""
+"""Rule: FSDP gathers nothing ahead: in backward each layer's parameters only after the gradients before them were
+reduced, while compute waits for both, or in forward, too, only when the compute before has ended."""
 
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
 from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
+from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import SHARDS_PARAMETERS
 
+OF_FSDP: Final = ("all_gather", "reduce_scatter")
 SOON_NS: Final = 20_000
 """Compute that begins within this time of a call's end had waited for it. A choice: streams need some microseconds."""
 MOSTLY: Final = 0.5
 """Least share of large reduce-scatters that such a gather follows. A choice: the last of a step has none."""
+NEARLY_ALL: Final = 0.9
+"""Least share of the gathers of parameters that are not prefetched, where none is said to be. A choice: the first of a
+step may run beside the optimizer."""
+UNITS: Final = 4
+"""Least gathers of one size in a step of a model whose blocks are sharded one by one. A choice: two blocks in forward,
+and in backward."""
+FOR_BOTH: Final = {
+    "torch": "FullyShardedDataParallel(module, forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)",
+    "fsdp2": "module.set_modules_to_forward_prefetch([...])  # the next one, on each one\n"
+    "module.set_modules_to_backward_prefetch([...])  # the one before it in forward, on each one",
+}
 FOR_FSDP1: Final = "FullyShardedDataParallel(module, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)"
 FOR_FSDP2: Final = "module.set_modules_to_backward_prefetch([...])  # the one before it in forward, on each one"
 
@@ -38,10 +52,12 @@ def backward_prefetch(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where most reduce-scatters and the gathers after them delay backward, on devices."""
     if given.job.serves or not given.run_has_device or not _is_fsdp(given):
         return None
+    if prefetches_nothing(given):
+        return _in_forward_too(given)
     each = [_pairs(given, timeline, windows) for timeline, windows in given.some_ranks()]
     found, scatters = sum(one.found for one in each), sum(one.scatters for one in each)
     taken = sum(one.taken_ns for one in each) / max(len(each), 1)
-    at_most = given.besides_ns(taken)
+    at_most = min(given.besides_ns(taken), given.host_free_ns)
     if not found or found < MOSTLY * scatters or not given.is_worth(at_most):
         return None
     many = round(found / sum(len(windows) for _, windows in given.some_ranks()))
@@ -60,8 +76,83 @@ def backward_prefetch(given: RuleInput) -> Recommendation | None:
             *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
             "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper "
             "bound",
+            *kept_by_hosts(given, at_most),
         ],
     )
+
+
+def _in_forward_too(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation to prefetch in both passes, where gathers and reduce-scatters are exposed for long
+    enough."""
+    rows = [row for row in given.analysis.collectives if row.op in OF_FSDP and row.dimension in (None, DATA)]
+    exposed = given.exposed_ns(rows)
+    at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
+    if not given.is_worth(at_most):
+        return None
+    return recommended(
+        given,
+        id="backward_prefetch",
+        title=f"Prefetch parameters in forward and backward: each gather begins only when the compute launched before "
+        f"it has ended, and {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed (all_gather, "
+        "reduce_scatter)",
+        at_most_ns=at_most,
+        apply={"torch": FOR_BOTH["torch"]} if uses_fsdp1(given.run) else {"fsdp2": FOR_BOTH["fsdp2"]},
+        evidence={"exposed_ns": round(exposed), "in_forward": True},
+        measured=[
+            "when gathers, and the compute launched before them, ran, and these calls without compute beside them"
+        ],
+        assumed=[
+            *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
+            "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper "
+            "bound",
+            *kept_by_hosts(given, at_most),
+        ],
+    )
+
+
+def gathers_units(given: RuleInput) -> bool:
+    """Return whether each rank at hand gathers parameters of one size several times a step: blocks are sharded one by
+    one."""
+    return all(_of_units(timeline, windows).size >= UNITS * len(windows) for timeline, windows in given.some_ranks())
+
+
+def prefetches_nothing(given: RuleInput) -> bool:
+    """Return whether nearly all gathers of blocks begin only after the compute that was launched before them has ended,
+    though the host had launched most of them earlier, and compute waits for them: in forward, too, none is gathered
+    ahead."""
+    if not gathers_units(given):
+        return False
+    waits, late = zip(*(_waiting(timeline, windows) for timeline, windows in given.some_at_hand()), strict=True)
+    return min(late, default=0.0) >= NEARLY_ALL and min(waits, default=0.0) > MOSTLY
+
+
+def _of_units(timeline: RankTimeline, windows: Windows) -> Ints:
+    """Return the gathers of a rank in its windows (rows of its calls) of the size that most of the large ones have."""
+    calls, names = timeline.collectives, timeline.names
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.launch_ns != NONE)
+    of_data = (calls.dimension < 0) | rows_named(calls.dimension, names, DATA.__eq__)
+    rows = np.flatnonzero(
+        timed & of_data & rows_named(calls.op, names, "all_gather".__eq__) & (calls.bytes >= LARGE_BYTES)
+    )
+    rows = rows[window_of(windows, calls.start_ns[rows]) != NONE]
+    _, which = np.unique(calls.bytes[rows], return_inverse=True)
+    found: Ints = rows[which == np.bincount(which, minlength=1).argmax()]
+    return found
+
+
+def _waiting(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
+    """Return the share of these gathers that begin only after the compute launched before them has ended, though they
+    were launched earlier, and of those that do whenever they were launched; compute begins soon after their end."""
+    calls, spans, rows = timeline.collectives, timeline.spans, _of_units(timeline, windows)
+    compute = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    compute = compute[np.argsort(spans.launch_ns[compute], kind="stable")]
+    before = np.searchsorted(spans.launch_ns[compute], calls.launch_ns[rows])
+    ended = np.append(NONE, np.maximum.accumulate(spans.end_ns[compute]))[before]
+    begins = np.append(np.sort(spans.start_ns[compute]), np.iinfo(np.int64).max)
+    end = calls.end_ns[rows]
+    follows = begins[np.searchsorted(begins[:-1], end - SOON_NS)] - end <= SOON_NS
+    after = (calls.start_ns[rows] >= ended) & (ended != NONE) & follows
+    return float((after & (calls.launch_ns[rows] < ended)).mean()), float(after.mean())
 
 
 def _is_fsdp(given: RuleInput) -> bool:
@@ -73,7 +164,7 @@ def _pairs(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Pairs
     before, and that compute waits for; the host had launched both before the first one ended."""
     calls, names = timeline.collectives, timeline.names
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.launch_ns != NONE)
-    kinds = rows_named(calls.op, names, ("reduce_scatter", "all_gather").__contains__)
+    kinds = rows_named(calls.op, names, OF_FSDP.__contains__)
     rows = np.flatnonzero(timed & kinds & (calls.bytes >= LARGE_BYTES))
     rows = rows[window_of(windows, calls.start_ns[rows]) != NONE]
     group = factorize_rows([calls.group[rows], calls.step[rows]])[0]

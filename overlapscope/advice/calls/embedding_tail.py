@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.calls.savings import saved_time, transferring
+from overlapscope.advice.calls.savings import kept_by_hosts, saved_time, transferring
 from overlapscope.advice.last_bucket import MOST_STEPS, OF_BUCKET, last_bucket
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
@@ -50,7 +50,8 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
     tails = [each for timeline, own in given.some_ranks() if (each := _tail(given, timeline, own)) is not None]
     if not tails or len({each.elements for each in tails}) > 1:
         return None
-    exposed, saved = fmean(each.exposed_ns for each in tails), fmean(each.saved_ns for each in tails)
+    exposed = fmean(each.exposed_ns for each in tails)
+    saved = min(fmean(each.saved_ns for each in tails), given.host_free_ns)
     if not given.is_worth(saved):
         return None
     one = tails[0]
@@ -74,7 +75,9 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
             "saved_at_most_ns": round(saved), "no_other_of_its_size": tied,
         },
         measured=["the order of gradients, and the exposed part of the last bucket"],
-        assumed=["that all of it could be overlapped or avoided: the gain is an upper bound"],
+        assumed=[
+            "that all of it could be overlapped or avoided: the gain is an upper bound", *kept_by_hosts(given, saved)
+        ],
     )  # fmt: skip
 
 

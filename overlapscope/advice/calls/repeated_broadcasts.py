@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.calls.savings import saved_by_overlap_ns
+from overlapscope.advice.calls.savings import saved_without_ns
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.build.host_ranges import DDP_BUFFERS
@@ -39,7 +39,7 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
     one = found[0] if found else None
     rows = [row for row in given.analysis.collectives if row.op == "broadcast" and (row.dimension or DATA) == DATA]
     exposed = given.exposed_ns(rows)
-    at_most = min(exposed, saved_by_overlap_ns(given, rows))
+    at_most = min(exposed, saved_without_ns(given, rows))
     if one is None or None in found or not given.is_worth(at_most):
         return None
     what = "DDP broadcasts its buffers" if one.of_buffers else "each step broadcasts tensors of the same sizes"

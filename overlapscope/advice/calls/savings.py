@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, time_of
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, time_of
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.longer_than_like import LONGER, OF_LARGER
@@ -73,8 +73,21 @@ def _of_many_calls(kind: Ints) -> list[Ints]:
 
 
 def saved_by_overlap_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
+    """Return what overlap of calls of these rows can save of a step, at most: as `saved_without_ns`, and no more than
+    is left of a step beside the work of its host."""
+    return min(saved_without_ns(given, rows), given.host_free_ns)
+
+
+def kept_by_hosts(given: RuleInput, at_most_ns: float) -> list[str]:
+    """Return what is assumed of hosts where their work bounds what a change of communication saves; else nothing."""
+    if at_most_ns < given.host_free_ns:
+        return []
+    return [f"that hosts work as long as recorded, which leaves {ms(given.host_free_ns)} of a {given.per}"]
+
+
+def saved_without_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
     """Return in how much of a step calls of these rows transfer and the next compute waits for it, mean over ranks at
-    hand: what overlap can save at most."""
+    hand: what a step without them, and without their launches, can save at most."""
     asked = list(rows)
     each = [
         length(_saved(given, timeline, given.calls_of(timeline, asked))) / max(len(windows), 1)

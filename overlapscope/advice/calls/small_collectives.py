@@ -1,4 +1,5 @@
-"""Rule: many collectives take only their latency, whatever their size; send fewer, larger ones."""
+"""Rule: many collectives take only their latency, whatever their size; send fewer, larger ones, or, where a server
+computes between them, shorten each."""
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
@@ -7,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Collectives, Ints, size
@@ -55,17 +57,21 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
     usual = _exposed_ns(small) / max(given.steps, 1)
     if calls < FEWEST_CALLS or not given.is_worth(usual):
         return None
-    # Some calls stall, for a late rank or a core: all of it may be saved, at most.
-    exposed = sum(row.exposed_ns or 0 for row in small) / max(given.steps, 1)
-    ops = _listed(small)
+    # Some calls stall, for a core: all of it may be saved, at most, but no waiting for late ranks.
+    late_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK))
+    exposed = max(sum(row.exposed_ns or 0 for row in small) / max(given.steps, 1) - late_ns, usual)
+    ops, serves = _listed(small), given.job.serves
+    apart = ", without waiting for late ranks" if late_ns else ""
+    sized = ", whatever their size" if all(row.bytes is not None for row in small) else ""
     return recommended(
         given,
         id="small_collectives",
-        title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take their "
-        f"latency, whatever their size; {ms(exposed)} are exposed, {exposed / calls / 1e3:.0f} us of each",
-        at_most_ns=exposed * (1 - 1 / calls),
+        title=f"{'Shorten small' if serves else 'Send fewer, larger'} collectives: {calls:.0f} calls of "
+        f"{', '.join(ops)} a {given.per} take their latency{sized}; {ms(exposed)} are exposed, "
+        f"{exposed / calls / 1e3:.3g} us of each{apart}",
+        at_most_ns=exposed if serves else exposed * (1 - 1 / calls),
         loss_ns=round(usual),
-        apply=_apply(ops),
+        apply=_serving(ops) if serves else _apply(ops),
         evidence={
             "calls": round(calls, 1),
             "exposed_ns": round(exposed),
@@ -73,11 +79,12 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
         },
         measured=["calls, sizes, durations, and what of them is exposed"],
         assumed=[
+            "that they took no time" if serves else
             "that all of them can be sent as one, which calls that depend on each other cannot",
-            "that stalls, and waiting for late ranks, which are in what is exposed, could be saved with them",
+            "that stalls, which are in what is exposed, could be saved with them",
             *(["durations include waiting for ranks that were not matched"] if _unmatched(small) else []),
         ],
-    )
+    )  # fmt: skip
 
 
 def _by_rank(run: Run, rows: Sequence[CollectiveRow]) -> list[list[CollectiveRow]]:
@@ -186,6 +193,21 @@ def _sum_up(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, int | 
 
 def _unmatched(rows: Sequence[CollectiveRow]) -> bool:
     return any(row.estimate == "upper_bound" for row in rows)
+
+
+def _serving(ops: Sequence[str]) -> dict[str, str]:
+    """Return what shortens calls between which a server computes: the next layer needs each, so that none can be joined
+    with another."""
+    if "all_reduce" not in ops:
+        return {
+            "torch": "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group.group_name)  # lower latency"
+        }
+    return {
+        "serving": "vllm serve ...  # without --disable-custom-all-reduce: each rank reads its peers' memory at once\n"
+        "# or fuse the call with the norm that follows (vLLM: fuse_allreduce_rms in pass_config of the compilation "
+        "config; SGLang: --enable-flashinfer-allreduce-fusion)",
+        "torch": 'torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group_name)  # a tensor in symmetric memory',
+    }
 
 
 def _apply(ops: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 memory."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -18,11 +18,14 @@ from overlapscope.advice.losses.host_time import (
     host_time,
     in_the_mean,
     most_by_number,
+    worth_naming,
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
+from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
@@ -36,6 +39,9 @@ SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked
 """Operations whose result has a size that only the device knows."""
 COPIES: Final = ("aten::copy_", "aten::_to_copy", "aten::to")
 """Operations that copy between host and device: to or from pageable memory they wait."""
+SAYS_WHERE: Final = 'torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits'
+PINNED: Final = re.compile(r"Pinned")
+"""In names of copies from or to memory that is pinned already."""
 SERVING: Final = {
     "serving": "vllm serve ... --async-scheduling  # the next step is scheduled while the device works on this one\n"
     "python -m sglang.launch_server ...  # without --disable-overlap-schedule"
@@ -179,9 +185,11 @@ def _collected_ns(given: RuleInput) -> dict[int, Ints]:
 
 
 def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
-    """Return the end of a title that names the rank which collects the most, where that is far from the mean."""
+    """Return the end of a title that names the rank of several that loses the most, where it is far from the mean."""
     most = max(own, key=own.__getitem__, default=None)
-    return "" if most is None or own[most] < UNEVEN * mean_ns else f", {ms(own[most])} on rank {most}"
+    if most is None or len(own) == 1 or own[most] < UNEVEN * mean_ns:
+        return ""
+    return f", {ms(own[most])} on rank {most}"
 
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:
@@ -190,19 +198,27 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     lost = _lost(given, found)
     if lost is None:
         return None
-    calls = [VERSIONED.sub("", each) for each in found.by_call]
+    calls = [VERSIONED.sub("", each) for each in worth_naming(found.by_call)]
+    means = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
+    on_rank = "" if lost.of else _mostly(means, lost.ns).lstrip(", ")
+    in_steps = most_by_number(given, found.by_window)
     return recommended(
         given,
         id="blocking_calls",
-        title=f"Let the host run ahead: the device{lost.of} waits {lost.words} because "
+        title=f"Let the host run ahead: the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'} because "
         f"the host waits for it ({named_waits(calls, found.waits)})",
         at_most_ns=lost.ns,
         bound_from="loss",
-        apply=instead_of(given.job, found.waits),
-        evidence={"blocking_ns": lost.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
+        apply=instead_of(given.job, found.waits, found.shown_by),
+        evidence={
+            "blocking_ns": lost.ns,
+            "of_rank_with_most_ns": max(round(float(in_steps.mean())), lost.ns) if in_steps.size else lost.ns,
+            "polls_ns": found.by_kind.get("poll", 0),
+            "calls": found.by_call,
+        },
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
-        assumed=[f"{not_at_once(given.job)}; {bound(given)}"],
+        assumed=[not_at_once(given.job), bound(given)],
     )
 
 
@@ -220,11 +236,19 @@ def named_waits(calls: Iterable[str], waits: Iterable[tuple[str, str | None]]) -
     return named + (f", for {' and '.join(what)}" if what else "")
 
 
-def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Return code in place of calls that wait for the device, each with the operation that makes it, if any does."""
+def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]], shown: ShownBy | None = None) -> dict[str, str]:
+    """Return code in place of calls that wait for the device, each with the operation that makes it, if any does.
+
+    `shown` is the longest wait, where that is known: it says whether a copy was from or to pinned memory already, and
+    whether the host reads the result of one graph before it launches the next.
+    """
     if job.serves:
         return SERVING
-    waits = list(waits)
+    return {"torch": "\n".join([*_lines(list(waits), shown), SAYS_WHERE])}
+
+
+def _lines(waits: Sequence[tuple[str, str | None]], shown: ShownBy | None) -> list[str]:
+    awaited, launched = _awaited_and_launched(shown)
     ops = {op for _, op in waits}
     others = [(call, op) for call, op in waits if op not in (*SCALAR, *SIZED)]
     lines = []
@@ -232,12 +256,21 @@ def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]]) -> dict[st
         lines.append("total += loss.detach()  # on the device; total.item() once in many steps")
     if ops & {*SIZED}:
         lines.append("torch.where(mask, x, 0)  # a result of fixed size, instead of x[mask] or nonzero")
-    if any("Memcpy" in call or op in COPIES for call, op in others):
+    if any("Memcpy" in call or op in COPIES for call, op in others) and not PINNED.search(awaited):
         lines.append("x = x.pin_memory().to(device, non_blocking=True)  # and back: .to('cpu', non_blocking=True)")
-    if any("Synchronize" in call and op not in COPIES for call, op in others):
+    if TO_HOST.search(awaited) and LAUNCHES_GRAPH.search(launched):
+        lines.append("# launch the next graph before the result of this one is read, or read those of several at once")
+    elif any("Synchronize" in call and op not in COPIES for call, op in others):
         lines.append("# no torch.cuda.synchronize() or event.synchronize() in a step: it empties the device")
-    lines.append('torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits')
-    return {"torch": "\n".join(lines)}
+    return lines
+
+
+def _awaited_and_launched(shown: ShownBy | None) -> tuple[str, str]:
+    """Return the names of what the longest wait waited for, and of the launch after it; empty where not known."""
+    chain = shown.chain if shown is not None else []
+    awaited = next((each.what for each in chain if each.kind == "sync"), None)
+    launched = next((each.what for each in chain[:1] if each.kind == "launch"), None)
+    return awaited or "", launched or ""
 
 
 def allocator_churn(given: RuleInput) -> Recommendation | None:
@@ -246,7 +279,7 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
     lost = _lost(given, found)
     if lost is None:
         return None
-    named = ", ".join(dict.fromkeys(VERSIONED.sub("", each) for each in list(found.by_call)[:MOST_NAMED]))
+    named = ", ".join(dict.fromkeys(VERSIONED.sub("", each) for each in worth_naming(found.by_call)[:MOST_NAMED]))
     emptied = empties_cache(given)
     what = f"calls of {named}{' in a row, as torch.cuda.empty_cache() makes them,' if emptied else ''}"
     return recommended(

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import to_builtins
 
 from overlapscope.advice.calls.call_rates import SOCKETS, dominant_calls, like_sockets, transfer_rate_gbs
+from overlapscope.advice.calls.known_transfer import Transfer, known_transfer
 from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
@@ -18,6 +19,8 @@ from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import percent_text
 
 MOST_OPS: Final = 3
+LATE_WAITS: Final = "late_waits_ns"
+"""In the evidence: waiting that another recommendation names, which the loss does not hold."""
 ONE_WAITS: Final = 0.1
 """Of two ranks one waits for the other if that waits for this share of it at most. A choice."""
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
@@ -38,6 +41,8 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     ns: int
     left_out_ns: int
     """What lies before all ranks were recorded, which `ns` does not hold."""
+    late_ns: int
+    """Waiting for late ranks that another recommendation names, which `ns` does not hold."""
     before: str
     """Words before the loss, and ..."""
     step: str
@@ -46,6 +51,8 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is not steps that cost more which are named first."""
     longer_ns: int
     """What calls take longer than their like; 0 where that is not known."""
+    compute_said: bool
+    """Whether `before` says that compute decides."""
 
 
 class _Calls(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +67,8 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Of transfers, where their sizes show that they are such."""
     slower: SlowerUnseen | None
     """A rank that was not recorded, which they wait for."""
+    transfer: Transfer | None
+    """What shows that they transfer, where they could not be split into waiting and transfer; None where nothing."""
 
     @classmethod
     def of(cls, given: RuleInput) -> "_Calls":
@@ -79,13 +88,21 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
             sockets=slow is not None,
             rate_gbs=rate_gbs,
             slower=unseen,
+            transfer=known_transfer(given, at_one_rate=rate_gbs is not None),
         )
 
 
 def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[Straggler]) -> Recommendation:
     """Return what names exposed communication; `late` are stragglers that no other recommendation names."""
     by_op, calls = _by_op(given), _Calls.of(given)
-    why = named_cause(given, loss.ns, has_stragglers=bool(late), transfers=calls.rate_gbs is not None)
+    why = named_cause(
+        given,
+        loss.ns,
+        has_stragglers=bool(late),
+        transfer=calls.transfer,
+        without=WAITS_FOR_LATE_RANK if loss.late_ns else (),
+        compute_said=loss.compute_said,
+    )
     return recommended(
         given,
         id="exposed_communication",
@@ -94,11 +111,12 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         loss_ns=loss.ns,
         apply=({"look": LOOK} if late else {}) | _apply(given, loss, why, calls),
         evidence={
-            "exposed_comm_ns": loss.ns + loss.left_out_ns,
+            "exposed_comm_ns": loss.ns + loss.left_out_ns + loss.late_ns,
             "causes": dict(given.figures.causes),
             "by_op": {op: {"exposed_ns": ns} for op, ns in by_op.items()},
         }
         | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
+        | ({LATE_WAITS: loss.late_ns} if loss.late_ns else {})
         | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
         | ({"transfer_gbs": calls.rate_gbs} if calls.rate_gbs else {})
         | ({"slower_unseen": to_builtins(calls.slower)} if calls.slower else {})
@@ -115,7 +133,7 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) 
         return {"look": LOOK_AT_STEPS}
     if calls.slower is not None:
         return {"look": LOOK_AT_UNSEEN}
-    found = remedies(given, why.cause, why.second, loss.longer_ns)
+    found = remedies(given, why.cause, why.second, loss.longer_ns, calls.transfer, why.waits_ns)
     if calls.rate_gbs is not None:
         lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=calls.rate_gbs)]
         found["torch"] = "\n".join(lines)
@@ -129,6 +147,8 @@ def _assumed(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls
         return []
     if calls.rate_gbs is not None:
         return [ONE_RATE]
+    if calls.transfer == "recorded":
+        return ["that the ranks that were recorded are all of their groups: then none of it is waiting for others"]
     return [f"that {'no more' if loss.longer_ns else 'none'} of it is waiting for ranks that were not recorded"]
 
 
@@ -143,14 +163,17 @@ def _by_op(given: RuleInput) -> dict[str, int]:
 def _title(
     given: RuleInput, loss: ExposedLoss, why: NamedCause, ops: Sequence[str], calls: _Calls, late: Sequence[Straggler]
 ) -> str:
-    which = [calls.which or ", ".join(ops)] if ops else []
+    # Which calls the time is of is known with their waiting alone.
+    which = [calls.which or ", ".join(ops)] if ops and not loss.late_ns else []
     which += [f"without {ms(loss.left_out_ns)} before all ranks were recorded"] if loss.left_out_ns else []
     of_ops = f" ({'; '.join(which)})" if which else ""
+    besides = " besides waiting for late ranks" if loss.late_ns else ""
     who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause) or _unseen(calls.slower)
     longer = f"; calls take at least {ms(loss.longer_ns)} longer than the shortest of their like" * (loss.longer_ns > 0)
     words = why.words if loss.usual else ""
     speed = calls.speed if loss.usual else ""
-    return f"{loss.before}{ms(loss.ns)} of {loss.step} are exposed communication{of_ops}{words}{speed}{longer}{who}"
+    much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"
+    return f"{loss.before}{much} are exposed communication{besides}{of_ops}{words}{speed}{longer}{who}"
 
 
 def _unseen(slower: SlowerUnseen | None) -> str:

@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.known_transfer import Transfer
 from overlapscope.advice.losses.after_backward import of_gradients_after_backward
 from overlapscope.advice.losses.exposed_calls import take_alike
 from overlapscope.advice.losses.own_calls import OF_OWN_CALLS, of_own_calls
@@ -12,6 +13,7 @@ from overlapscope.analysis.common.cause_table import MAY_BE_WAITING
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.per_rank.host_operations import has_shapes
 from overlapscope.analysis.result import Analysis, waits_for_late_ranks
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -19,9 +21,18 @@ from overlapscope.timeline.run import RankTimeline
 OF_LATE_RANKS: Final = "late_ranks"
 MOSTLY: Final = 0.5
 """From this share on exposed time is mostly what calls take longer than their like."""
-UNEVEN_STAGES: Final = (
-    "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest neighbour, and "
-    "while the pipeline fills and empties"
+UNEVEN_STAGES: Final = "# give the stages equal work: a stage waits for its slowest neighbour"
+MUCH_FILL: Final = 0.2
+"""More micro-batches are advised where by its schedule a pipeline fills and drains for this share of a step. A choice:
+of less they save little, as each of them adds its own launches and messages."""
+MORE_BATCHES: Final = (
+    "# more micro-batches in each step, or stages in turn (interleaved): by its schedule the pipeline fills and drains "
+    "for {share} of a step"
+)
+FILLS: Final = "# by its schedule the pipeline fills and drains for {share} of a step, which more micro-batches shorten"
+COUNT_BATCHES: Final = (
+    "# count the micro-batches of a step: with few for its stages (less than four times as many) more of them, or "
+    "stages in turn (interleaved), shorten the time in which the pipeline fills and drains"
 )
 BY_TURNS: Final = (
     "# no rank is late throughout: overlapscope explain RUN lists the longest waits; look at what differs from step to "
@@ -33,8 +44,7 @@ BY_TURNS_FROM: Final = 0.25
 INSTEAD: Final = {
     **OF_OWN_CALLS,
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
-    "pipeline": "# more micro-batches in each step, or stages in turn (interleaved): a stage waits while the pipeline "
-    "fills and empties",
+    "pipeline": COUNT_BATCHES,
     "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "
     "peers (batch, sequence lengths, layers, tokens of experts), and how fast its device or cores are",
     "peer_core": "# give each rank cores of its own (taskset -cp, srun --cpu-bind=cores), or fewer threads "
@@ -62,20 +72,40 @@ TAKE_ALIKE: Final = (
     "# calls of one kind and size take about as long each: they transfer, or wait as long in each; to tell which, "
     "record {lacking}"
 )
+AMONG_RECORDED: Final = (
+    "# among the {ranks} recorded ranks {waiting}; if these are all ranks of the groups, the rest is transfer"
+)
+IN_ROWS: Final = (
+    "# calls of one size follow directly upon each other, and last alike: very probably transfer, as only the first of "
+    "a row can wait for a rank that is merely late"
+)
 ALL_RANKS, HOST_EVENTS = "all ranks", "the host's events"
 SHAPES: Final = "sizes and peers of calls (torch.profiler: record_shapes=True), by which they are matched"
 SIZES: Final = "sizes and peers of calls, which the shapes in this recording do not give (overlapscope.profile)"
 
 
-def remedies(given: RuleInput, cause: str, second: str | None, longer_ns: int) -> dict[str, str]:
+def remedies(
+    given: RuleInput,
+    cause: str,
+    second: str | None,
+    longer_ns: int,
+    transfer: Transfer | None = None,
+    waits_ns: int = 0,
+) -> dict[str, str]:
     """Return what to do about a cause, and then about the next one, by framework or `look`.
 
-    `longer_ns` is what calls take longer than their like, in ns of a step; 0 where that is not known.
+    `longer_ns` is what calls take longer than their like, in ns of a step; 0 where that is not known; `transfer` what
+    shows that calls transfer that could not be split from waiting; `waits_ns` what of the loss waits for late ranks.
     """
     found = _with_longer(given, cause, longer_ns)
     for key, text in _of_cause(given, second).items() if second else ():
         found[key] = "\n".join(dict.fromkeys([*found.get(key, "").splitlines(), *text.splitlines()]))
-    return found
+    unsplit = given.figures.exposed_wait_ns is None and not MAY_BE_WAITING.isdisjoint({cause, second})
+    if not unsplit or "look" in found or given.job.serves:
+        return found
+    waiting = f"waiting is {ms(waits_ns)} of it" if waits_ns else "none of it is waiting"
+    known = {"recorded": AMONG_RECORDED.format(ranks=len(given.run.ranks), waiting=waiting), "in_rows": IN_ROWS}
+    return {"look": known[transfer]} | found if transfer in known else found
 
 
 def _with_longer(given: RuleInput, cause: str, longer_ns: int) -> dict[str, str]:
@@ -134,13 +164,27 @@ def _lacks_sizes(timeline: RankTimeline) -> bool:
 
 def instead(given: RuleInput, cause: str) -> str:
     """Return what to do about a cause, for this kind of job and of recording."""
-    if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
-        return UNEVEN_STAGES
+    if cause == "pipeline":
+        return _of_pipeline(given)
     if cause == "peer_compute" and given.is_whole and wait_by_turns(given.analysis):
         return BY_TURNS
     if cause == "slow_transfer" and not given.run_has_device:
         return SLOW_ON_CORES
     return of_own_calls(given, cause) if cause in OF_OWN_CALLS else INSTEAD[cause]
+
+
+def _of_pipeline(given: RuleInput) -> str:
+    """Return what to do about waits between stages: even these out, where they are known to differ; more micro-batches,
+    where the schedule is known to take much of a step, and where it takes less, how much. Zero-bubble schedules, which
+    more of them do not help, have no such finding."""
+    found = {each.id.split(":")[0]: each for each in given.analysis.findings}
+    fill = found.get("pipeline_fill")
+    uneven = [UNEVEN_STAGES] if "uneven_stages" in found else []
+    if fill is None:
+        return UNEVEN_STAGES if uneven else COUNT_BATCHES
+    share = fill.evidence["fill_share"]
+    text = MORE_BATCHES if share >= MUCH_FILL else FILLS
+    return "\n".join([*uneven, text.format(share=percent_text(share))])
 
 
 def wait_by_turns(analysis: Analysis) -> bool:

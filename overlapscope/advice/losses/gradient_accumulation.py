@@ -63,7 +63,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     """Return for how long kernels that add to gradients ran, in ns a window, and their number."""
     spans = timeline.spans
     own = np.flatnonzero((spans.kind == COMPUTE) & rows_named(spans.host_op, timeline.names, ADDS.search))
-    own = own[lie_within(_ranges(timeline, ACCUMULATES), spans.launch_ns[own])]
+    own = own[lie_within(times_in(timeline, ACCUMULATES), spans.launch_ns[own])]
     own = own[window_of(windows, spans.start_ns[own]) != NONE]
     times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
     return length(times) / len(windows), own.size / len(windows)
@@ -72,17 +72,17 @@ def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
 def outside_model(timeline: RankTimeline, spans: Ints) -> Flags:
     """Return which of these spans (rows) were launched where gradients are stored, sent, scaled or clipped: in such
     ranges, and between the last node of autograd and the optimizer that follows it."""
-    nodes, updates = _ranges(timeline, NODE), _ranges(timeline, OPTIMIZER_MARK)
+    nodes, updates = times_in(timeline, NODE), times_in(timeline, OPTIMIZER_MARK)
     between = EMPTY
     if nodes.ends.size:
         last = np.searchsorted(nodes.ends, updates.starts, side="right") - 1
         follows = last >= 0
         between = union((nodes.ends[last[follows]], updates.starts[follows]))
     launch_ns = timeline.spans.launch_ns[spans]
-    return lie_within(_ranges(timeline, OUTSIDE_MODEL), launch_ns) | lie_within(between, launch_ns)
+    return lie_within(times_in(timeline, OUTSIDE_MODEL), launch_ns) | lie_within(between, launch_ns)
 
 
-def _ranges(timeline: RankTimeline, pattern: re.Pattern[str]) -> Intervals:
+def times_in(timeline: RankTimeline, pattern: re.Pattern[str]) -> Intervals:
     """Return when a host of the rank was in operations or ranges whose names match."""
     named = np.array([pattern.search(name) is not None for name in timeline.names], np.bool_)
     lost = timeline.host_is_lost or not named.any()

@@ -4,7 +4,7 @@ words for what a host does in most of it, where no rule of its own says that."""
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ because some of it is caused by the profiler, and how much is not known."""
 MOSTLY: Final = 0.5
 """Least share of the idle time that one kind of loss has to be named, of it that a range covers, and of the longest
 loss of a step that another step has to be named beside it."""
+NAMED: Final = 0.05
+"""Least share of a loss that a call has to be named beside it. A choice: less is not worth changing the call."""
 UNEVEN: Final = 1.5
 """A rank is named that loses so many times the mean of all."""
 DOES: Final[Mapping[LossKind, str]] = {
@@ -40,6 +42,8 @@ DOES: Final[Mapping[LossKind, str]] = {
 }
 """What a host does; the rate of launches has no time of its own."""
 
+Named = TypeVar("Named")
+
 
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of some kinds; ns a step, mean over ranks, as in the headline."""
@@ -47,11 +51,12 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     ns: int
     by_kind: dict[str, int]
     by_call: dict[str, int]
-    """Of calls with a name, the longest first."""
+    """Of calls with a name, the longest first; how long each was, however short."""
     by_window: dict[int, Ints]
     """By rank, in each of its windows, few long ones too: as recorded, not scaled to the headline."""
     waits: tuple[tuple[str, str | None], ...]
-    """Calls, each with the operation that made it, None without one, the longest first."""
+    """Calls that have at least the share `NAMED` of it, each with the operation that made it, None without one, the
+    longest first."""
     shown_by: ShownBy | None
     """The longest pause, of kinds and calls that few long steps are not the only ones to have."""
 
@@ -136,9 +141,15 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
         by_kind={kind: round(ns) for kind, ns in by_kind.items()},
         by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
         by_window=by_window,
-        waits=tuple(sorted(waits, key=lambda each: -waits[each])),
+        waits=tuple(worth_naming(waits)),
         shown_by=None if longest is None else shown_by(given.run.ranks[longest[0]], longest[1]),
     )
+
+
+def worth_naming(times: Mapping[Named, int]) -> list[Named]:
+    """Return what has at least the share `NAMED` of all these times, the longest first."""
+    least = NAMED * sum(times.values())
+    return [each for each in sorted(times, key=lambda one: -times[one]) if times[each] >= least]
 
 
 def shown_by(timeline: RankTimeline, loss: HostLoss) -> ShownBy:

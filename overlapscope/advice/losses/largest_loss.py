@@ -1,19 +1,26 @@
 """Rule: name the largest loss where no other rule does: exposed communication, or idle time of the device."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
-from overlapscope.advice.losses.exposed_remedies import MOSTLY
+from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.cause_table import NO_CAUSES, idle_label
+from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.job_step.headline import few_communicate
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
-from overlapscope.analysis.result import Analysis, Recommendation, costly_outliers, without_outliers
+from overlapscope.analysis.result import (
+    Analysis,
+    Recommendation,
+    causes_of_all_steps,
+    costly_outliers,
+    without_outliers,
+)
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 
@@ -24,12 +31,13 @@ OF_EXPOSED: Final = frozenset({
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
     "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer", "backward_prefetch",
+    "uneven_stages",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
     {
-        "launch_bound", "host_pauses", "data_loading", "garbage_collection", "blocking_calls", "allocator_churn",
-        "shared_cores",
+        "launch_bound", "blocking_launches", "host_pauses", "data_loading", "garbage_collection", "blocking_calls",
+        "allocator_churn", "shared_cores",
     }
 )  # fmt: skip
 """Recommendations that address idle time."""
@@ -39,6 +47,13 @@ worth a figure that differs from the headline's."""
 NOT_LAUNCHED: Final = "host_not_ready"
 GAPS: Final = ("behind_compute", NOT_LAUNCHED)
 """Causes of exposed time in which the next compute waited for other compute, or for its launch: the device idles."""
+FEW_GAPS: Final = 0.1
+"""Below this share of idle time and gaps the gaps are not worth words of their own. A choice."""
+VERY_LITTLE: Final = 0.05
+"""Where less of a step on devices is exposed or idle, none of it is called the largest loss: what kernels take may be.
+A choice."""
+MOST_OF_STEPS: Final = 0.9
+"""Slow transfers are of few steps where these, the slowest ones first, hold this share of them. A choice."""
 USUAL: Final = ("Largest loss: ", "Largest loss outside compute: ", "")
 """Words before a loss of usual steps: the largest one, the largest where hosts compute, which may take longer than it
 must, or another."""
@@ -53,10 +68,11 @@ MEASURED_GAPS: Final = "exposed communication in which the next kernel waits for
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
 
 
-def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
+def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str = "") -> Recommendation | None:
     """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small.
 
-    Steps that cost more than all that the others lose are named by none of them.
+    Steps that cost more than all that the others lose are named by none of them. `compute` says what compute is
+    (`compute_words`): where nearly nothing is lost beside it, that stands first.
     """
     found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
     # Before all had begun to record nothing was lost: the others only seem to wait.
@@ -65,27 +81,87 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     if few is not None:  # medians hide it, or lie between the two kinds of steps
         exposed = max(exposed, round(few.exposed_comm_ns))
     idle = given.figures.idle_ns or 0
-    # Where most of it are gaps between kernels, they are no loss of communication, though some runs beside them.
-    gaps = sum(map(given.cause_ns, GAPS)) if given.run_has_device and few is None else 0
-    gaps = gaps if gaps > MOSTLY * exposed else 0
+    gaps = gaps_ns(given.analysis)
     of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
-    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + gaps, OF_IDLE)
+    beside = gaps if gaps >= FEW_GAPS * (idle + gaps) else 0
     steps = {given.per: 1, "recording": max(given.steps, 1)}
     lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
+    # Where another recommendation names idle time, with these gaps, what is exposed is left to name.
+    is_named = sum(ns for name, ns in lost if name in OF_IDLE) >= ADDRESSED * (idle + beside) > 0
+    of_exposed |= exposed >= idle and is_named
+    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, OF_IDLE)
     others = max((ns for _, ns in lost), default=0)
     addressed = sum(ns for name, ns in lost if name in named)
     outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
-        return None
-    late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers
-    of_others = late_gain_ns(found, given.steps) + launches_ns(found, given.analysis) if of_exposed else 0.0
+        return _slow_transfers(given, found, idle)
+    is_late = any(each.id == "late_rank" for each in found)
+    late = () if is_late else given.analysis.skew.stragglers
+    gain_ns = late_gain_ns(found, given.steps)
+    of_others = gain_ns + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
     # What others of `named` cost is a part of this loss.
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
     own = [ns for name, ns in lost if name in named and name != "late_rank"]
     is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
-    if of_exposed:
-        return exposed_communication(given, _exposed(given, exposed, is_largest=is_largest), late)
-    return _idle(given, idle, gaps, is_largest=is_largest)
+    if not of_exposed:
+        return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
+    waits_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)) if is_late and few is None else 0
+    own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
+    # What is left beside waiting that another recommendation names may be too little to be named.
+    return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
+
+
+def gaps_ns(analysis: Analysis) -> int:
+    """Return for how much of the exposed time of a step on devices the next compute waited for other compute, or for
+    its launch: no loss of communication, though some runs beside it; 0 where few steps communicate, as a median of
+    causes then says nothing."""
+    known = analysis.run.has_device and few_communicate(analysis.headline) is None
+    return sum(analysis.headline.causes.get(cause, 0) for cause in GAPS) if known else 0
+
+
+def slow_transfers_ns(analysis: Analysis) -> float:
+    """Return what transfers on devices take longer than their baseline, in ns a step, mean over all complete steps and
+    ranks: a median holds none of few slow steps. 0 of a single step, and without steps."""
+    head = analysis.headline
+    of = len(head.ranks) * len(head.job_steps)
+    return causes_of_all_steps(analysis)["slow_transfer"] / of if of and analysis.run.has_device else 0.0
+
+
+def _slow_transfers(given: RuleInput, found: Sequence[Recommendation], idle: int) -> Recommendation | None:
+    """Return what names slow transfers of some steps, where in the mean these cost more than all that others name; None
+    elsewhere, and where the link is named."""
+    ns, head = slow_transfers_ns(given.analysis), given.analysis.headline
+    most = max((_cost_ns(each, given.steps) for each in found), default=0)
+    if any(each.id == "repair_link" for each in found) or not given.is_worth(ns) or ns <= max(most, idle):
+        return None
+    numbers = [each.step for each in head.job_steps if each.step is not None]
+    by_step = {number: _slow_in_step_ns(given.analysis, number) for number in numbers}
+    slowest = sorted(by_step, key=lambda step: -by_step[step])
+    few: list[int] = []
+    while sum(by_step[step] for step in few) < MOST_OF_STEPS * sum(by_step.values()):
+        few.append(slowest[len(few)])
+    which = f", nearly all in step{'s' * (len(few) > 1)} {list_some(sorted(few))}"
+    where = which if 2 * len(few) < len(by_step) else ""
+    step_ns = fmean(each.step_ns for each in head.job_steps)
+    return recommended(
+        given,
+        id="exposed_communication",
+        title=f"{USUAL[0]}transfers slower than their baseline take {ms(ns)} of a {ms(step_ns)} step, in the mean of "
+        f"{len(by_step)} steps{where}",
+        verdict="look",
+        loss_ns=round(ns),
+        apply={"torch": instead(given, "slow_transfer")},
+        evidence={"slow_transfer_ns": round(ns), "steps": sorted(few)},
+        measured=["what transfers that nothing overlaps take longer than the shortest ones of their like"],
+        assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
+    )
+
+
+def _slow_in_step_ns(analysis: Analysis, number: int) -> int:
+    """Return what transfers of one step take longer than their baseline, in ns, summed over ranks."""
+    steps = [step for info in analysis.ranks if info.rank in analysis.headline.ranks for step in info.steps]
+    return sum(step.causes.get("slow_transfer", 0) for step in steps if step.step == number and step.complete)
 
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
@@ -113,17 +189,32 @@ def _left_out_ns(given: RuleInput) -> int:
     return begun_ns if begun_ns >= MUCH_LEFT_OUT * (given.figures.exposed_comm_ns or 0) else 0
 
 
-def _exposed(given: RuleInput, exposed: int, *, is_largest: bool) -> ExposedLoss:
+def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool, compute: str) -> ExposedLoss:
+    """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose."""
     before, step = _named(given, exposed, is_largest=is_largest)
     usual = before in USUAL
+    waits_ns = waits_ns if usual else 0
+    before = _of_little(given, before, compute)
     return ExposedLoss(
-        ns=exposed,
+        ns=exposed - waits_ns,
         left_out_ns=_left_out_ns(given),
+        late_ns=waits_ns,
         before=before,
         step=step,
         usual=usual,
         longer_ns=longer_ns_of(given.analysis) if usual else 0,
+        compute_said=bool(compute) and before.startswith(compute),
     )
+
+
+def _of_little(given: RuleInput, before: str, compute: str) -> str:
+    """Return the words before a loss, which is not called the largest where compute is nearly all of a step on devices:
+    what compute is, then."""
+    lost_ns = (given.figures.exposed_comm_ns or 0) + (given.figures.idle_ns or 0)
+    little = lost_ns < VERY_LITTLE * given.step_ns and few_communicate(given.analysis.headline) is None
+    if before != USUAL[0] or not given.run_has_device or not little:
+        return before
+    return f"{compute}; " if compute else ""
 
 
 def longer_ns_of(analysis: Analysis) -> int:
@@ -167,16 +258,18 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
-def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool) -> Recommendation:
+def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, compute: str) -> Recommendation:
     reasons = {each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None}
     largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
+    largest = _of_little(given, largest, compute)
     only_gaps = given.is_worth(gaps_ns) and not given.is_worth(idle)
     evidence = {"idle_ns": idle, "idle_causes": dict(given.figures.idle_causes)}
     if only_gaps:
-        words, shown = f"gaps between kernels beside communication take {ms(gaps_ns)} of {step}", None
+        late = _not_launched(given, gaps_ns)
+        words, shown = f"gaps between kernels beside communication take {ms(gaps_ns)} of {step}{late}", None
     else:
         of_it, gaps = _of_idle(given, idle)
-        words = f"{_beside(gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}"
+        words = f"{_beside(given, gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}"
         shown = host_time(given, *OF_HOSTS).shown_by
         evidence |= {} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}
     return recommended(
@@ -207,5 +300,12 @@ def _of_idle(given: RuleInput, idle: int) -> tuple[str, IdleGaps | None]:
     return f", {ms(ns)} of it: {idle_label(cause)}{why or blocker_words(given, idle)}", None
 
 
-def _beside(gaps_ns: int) -> str:
-    return f"gaps between kernels take {ms(gaps_ns)} beside communication, and " if gaps_ns else ""
+def _beside(given: RuleInput, gaps_ns: int) -> str:
+    late = _not_launched(given, gaps_ns)
+    return f"gaps between kernels take {ms(gaps_ns)} beside communication{late}, and " if gaps_ns else ""
+
+
+def _not_launched(given: RuleInput, gaps_ns: int) -> str:
+    """Return for how much of the gaps the next kernel was not launched yet, which the table of causes holds apart."""
+    late_ns = given.cause_ns(NOT_LAUNCHED)
+    return f" ({ms(late_ns)} of it as the next one was not launched yet)" if 0 < late_ns < gaps_ns else ""

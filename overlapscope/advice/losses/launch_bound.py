@@ -110,6 +110,11 @@ def _replays_graphs(given: RuleInput) -> bool:
     return any(map(LAUNCHES_GRAPH.search, {name for each in given.run.ranks.values() for name in each.names}))
 
 
+def fewer_launches(given: RuleInput) -> dict[str, str] | None:
+    """Return code that makes fewer launches; None where whole graphs are launched already."""
+    return None if _replays_graphs(given) else _launching(given.job, capture=True)
+
+
 def _launching(job: JobKind, *, capture: bool) -> dict[str, str]:
     """Return code that makes fewer launches; `capture`: whether a step can become a graph as it is."""
     if job.serves:

@@ -1,13 +1,15 @@
 """Which cause of exposed communication is named, with the next one, and what else may be behind it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from overlapscope.advice.calls.known_transfer import WORDS, Transfer
 from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS
 from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     MAY_BE_WAITING,
@@ -45,19 +47,29 @@ class NamedCause(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for late ranks in a step."""
 
 
-def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool, transfers: bool = False) -> NamedCause:
+def named_cause(
+    given: RuleInput,
+    exposed: int,
+    *,
+    has_stragglers: bool,
+    transfer: Transfer | None = None,
+    without: Collection[str] = (),
+    compute_said: bool = False,
+) -> NamedCause:
     """Return the cause to name of `exposed` ns a step; of two only the first, where stragglers are named beside it.
 
-    `transfers` tells whether calls are known to transfer although some of their members were not recorded.
+    `transfer` is what shows that calls transfer although they could not be split from waiting. Causes in `without` are
+    named elsewhere and not held by `exposed`; with `compute_said` it is said already how much of a step is compute.
     """
-    causes = {cause: ns for cause, ns in given.figures.causes.items() if cause != BEGUN_APART}
-    every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each != BEGUN_APART})
+    without = {BEGUN_APART, *without}
+    causes = {cause: ns for cause, ns in given.figures.causes.items() if cause not in without}
+    every = Counter({each: ns for each, ns in usual_causes(given.analysis).items() if each not in without})
     if few_communicate(given.analysis.headline) is not None:
         every = causes_of_all_steps(given.analysis)
         causes = {each: round(ns * exposed / every.total()) for each, ns in every.items()}
     total_ns = every.total()
-    cause, ns, label = _largest(given, _without_gaps(causes), transfers=transfers)
-    over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfers=transfers)
+    cause, ns, label = _largest(given, _without_gaps(causes), transfer=transfer)
+    over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfer=transfer)
     of_it = f"{ms(ns)} of it"
     if every and its_label != label:
         cause, label = over_all, its_label
@@ -66,16 +78,28 @@ def named_cause(given: RuleInput, exposed: int, *, has_stragglers: bool, transfe
         of_it = f"over {steps} {percent_text(sums_ns / total_ns)} of it"
         second = None
     else:
-        second = _second(given, _without_gaps(causes), (cause, ns, label), transfers=transfers)
+        second = _second(given, _without_gaps(causes), (cause, ns, label), transfer=transfer)
     if has_stragglers and second is not None and second[0] in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS):
         second = None  # the stragglers, and how long others wait for them, are named
     next_to_it = f"; {ms(second[1])}: {second[2]}" if second else ""
+    uneven = _as_stages_differ(given) if cause == "pipeline" else ""
+    mostly_compute = "" if compute_said else _mostly_compute(given, exposed)
     return NamedCause(
         cause=cause,
         second=second[0] if second else None,
-        words=f", {of_it}: {label}{next_to_it}{_beside(given.analysis, cause)}{_mostly_compute(given, exposed)}",
+        words=f", {of_it}: {label}{uneven}{next_to_it}{_beside(given.analysis, cause)}{mostly_compute}",
         waits_ns=sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK),
     )
+
+
+def _as_stages_differ(given: RuleInput) -> str:
+    """Return how much of the waits between stages is for a stage that computes longer, where a recommendation names it:
+    what it has more than the mean of all stages."""
+    found = uneven_stages(given)
+    if found is None or not found.gain_high_ns:
+        return ""
+    of_step = found.gain_high_ns / (max(given.steps, 1) if found.per == "recording" and given.per == "step" else 1)
+    return f" (about {ms(of_step)} as stage {found.evidence['stage']} computes longer)"
 
 
 def _without_gaps(causes: Mapping[str, int]) -> Mapping[str, int]:
@@ -83,7 +107,7 @@ def _without_gaps(causes: Mapping[str, int]) -> Mapping[str, int]:
     return {cause: ns for cause, ns in causes.items() if cause != GAPS} or causes
 
 
-def _largest(given: RuleInput, causes: Mapping[str, int], *, transfers: bool) -> tuple[str, int, str]:
+def _largest(given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer | None) -> tuple[str, int, str]:
     """Return the cause of most of the exposed time, how much that is, and its label.
 
     What late ranks did longer divides one wait, and for what a transfer was waited divides it: either may be more in
@@ -100,20 +124,22 @@ def _largest(given: RuleInput, causes: Mapping[str, int], *, transfers: bool) ->
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
     unsplit = given.figures.exposed_wait_ns is None and has_others(given.analysis)
-    if cause in MAY_BE_WAITING and unsplit and not transfers:
+    if cause not in MAY_BE_WAITING or not unsplit:
+        return cause, ns, label
+    if transfer is None:
         return "unknown", ns, f"{label}, waiting for other ranks included"
-    return cause, ns, label
+    return cause, ns, f"{label}{WORDS[transfer]}"
 
 
 def _second(
-    given: RuleInput, causes: Mapping[str, int], first: tuple[str, int, str], *, transfers: bool
+    given: RuleInput, causes: Mapping[str, int], first: tuple[str, int, str], *, transfer: Transfer | None
 ) -> tuple[str, int, str] | None:
     """Return the next cause after the largest, as `_largest` does; None where it is far less."""
     cause, ns, label = first
     parts = {OF_LATE_RANKS: WAITS_FOR_LATE_RANK}.get(cause, TRANSFERS if label == TRANSFER else ())
     largest = {max(causes, key=lambda each: causes[each], default=cause), cause, *parts}
     rest = {each: of_it for each, of_it in causes.items() if each not in largest}
-    found = _largest(given, rest, transfers=transfers) if rest else None
+    found = _largest(given, rest, transfer=transfer) if rest else None
     return found if found is not None and found[1] >= SECOND * ns and given.is_worth(found[1]) else None
 
 

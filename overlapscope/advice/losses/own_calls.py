@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from overlapscope.advice.calls.call_rates import dominant_calls, exposed_of_calls_ns
 from overlapscope.advice.last_bucket import last_is_one_gradient
 from overlapscope.advice.losses.after_backward import of_gradients_after_backward
 from overlapscope.advice.losses.exposed_calls import (
@@ -12,9 +15,12 @@ from overlapscope.advice.losses.exposed_calls import (
     go_beside_backward,
     one_bandwidth_gbs,
 )
-from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.advice.rule_input import RuleInput, ms, window_of
 from overlapscope.errors import InputError
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.timeline.rows import sort_order
 from overlapscope.whatif.parallelism import shows_ddp
 
 OTHER_WORK: Final = (
@@ -63,6 +69,15 @@ IN_BUCKETS: Final = "# gradients go in buckets beside backward already: "
 REPLAY_CAPS: Final = "overlapscope whatif RUN replays other caps"
 LAST_BUCKET: Final = "fewer bytes (16 bits), or perhaps a smaller last bucket"
 ONE_GRADIENT: Final = "fewer bytes (16 bits); most of the last bucket is one gradient, which no cap makes smaller"
+FEWER_BYTES: Final = "fewer bytes (16 bits)"
+LINK_IS_LIMIT: Final = (
+    "# communication ({comm}) takes longer than the compute beside which it could run ({compute}), in large calls one "
+    "after the other, so the link is the limit: compare its rate{rate} with all_reduce_perf of nccl-tests, and see in "
+    "the log of NCCL_DEBUG=INFO which cards and transports NCCL chose; else fewer bytes (16 bits)"
+)
+OF_TAIL: Final = 0.3
+"""A smaller last bucket is offered where the last call has this share of the exposed time of reductions. A choice: with
+less, calls before it, which wait for the link, would follow it as late."""
 ON_CORES: Final = "; threads that transfer need cores, too: one more a rank, or fewer, larger calls"
 """What to do about a late rest of gradients that are overlapped."""
 
@@ -83,7 +98,7 @@ def of_own_calls(given: RuleInput, cause: str) -> str:
 
 def _without_bits(text: str, *, narrow: bool) -> str:
     """Return advice without that of 16 bits, where these are sent already."""
-    return _without(text, (", 16 bits", " (16 bits)")) if narrow else text
+    return _without(text, (", 16 bits", "; else fewer bytes (16 bits)", " (16 bits)")) if narrow else text
 
 
 def _without(text: str, parts: Sequence[str]) -> str:
@@ -111,8 +126,9 @@ def of_gradients(given: RuleInput, cause: str) -> str:
         return f"{IN_BUCKETS}{_rest(given)}{'' if given.run_has_device else ON_CORES}"
     if not in_buckets and not go_beside_backward(given):
         return OF_OWN_CALLS[cause]
-    if "horovod" in given.job.frameworks:
-        return OF_HOROVOD
+    limit = OF_HOROVOD if "horovod" in given.job.frameworks else _of_link(given)
+    if limit is not None:
+        return limit
     gathers = any(row.op == "all_gather" for row in given.analysis.collectives)
     return BESIDE_BACKWARD[cause].format(rest=_rest(given) + GATHER * gathers)
 
@@ -127,7 +143,38 @@ def _rest(given: RuleInput) -> str:
     """Return what to do about the last bucket of gradients of which the others go beside backward."""
     if last_is_one_gradient(given):
         return ONE_GRADIENT
-    return REPLAY_CAPS if _replays_buckets(given) else LAST_BUCKET
+    if _replays_buckets(given):
+        return REPLAY_CAPS
+    return LAST_BUCKET if _of_last_call(given) >= OF_TAIL else FEWER_BYTES
+
+
+def _of_link(given: RuleInput) -> str | None:
+    """Return that the link is the limit, where large reductions that follow each other are exposed on devices, not the
+    last one alone, and communication takes longer than compute; None elsewhere."""
+    comm_ns, compute_ns = given.figures.comm_ns or 0, given.figures.compute_ns or 0
+    if not given.run_has_device or comm_ns <= compute_ns or _of_last_call(given) >= OF_TAIL:
+        return None
+    most = dominant_calls(given)
+    if most is None or most.busbw_gbs is None:
+        return None
+    least = "at least " * most.at_least
+    rate = f" ({least}{most.busbw_gbs:.3g} GB/s on the bus over {most.group_size} ranks)"
+    return LINK_IS_LIMIT.format(comm=ms(comm_ns), compute=ms(compute_ns), rate=rate)
+
+
+def _of_last_call(given: RuleInput) -> float:
+    """Return which share of the exposed time of reductions the last one of each step has; 0 where none is exposed."""
+    last = every = 0
+    for timeline, windows in given.some_at_hand():
+        calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
+        rows = np.flatnonzero(rows_named(calls.op, timeline.names, REDUCE.__contains__) & (exposed > 0))
+        window = window_of(windows, calls.start_ns[rows])
+        rows, window = rows[window != NONE], window[window != NONE]
+        order = sort_order(window, calls.start_ns[rows])
+        rows, window = rows[order], window[order]
+        every += int(exposed[rows].sum())
+        last += int(exposed[rows[np.append(window[1:] != window[:-1], np.True_)[: rows.size]]].sum())
+    return last / every if every else 0.0
 
 
 def _replays_buckets(given: RuleInput) -> bool:

@@ -1,5 +1,6 @@
 """What the recording would have gained without a loss: the dependency graph of all ranks, replayed without it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -8,14 +9,16 @@ from msgspec.structs import replace
 
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
-from overlapscope.advice.losses.host_time import LEAST_IDLE
-from overlapscope.advice.losses.stream_copies import BETWEEN
-from overlapscope.advice.rule_input import MOST_RANKS, ms
+from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
+from overlapscope.advice.losses.needed_copies import calling_operation, needed_waits, shift_ns
+from overlapscope.advice.losses.stream_copies import BETWEEN, TO_HOST_ALONE
+from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.bounds import whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
+from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -31,19 +34,31 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.result import Recommendation
-from overlapscope.ingest.build.host_ranges import innermost_range
-from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
+from overlapscope.timeline.columns import Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.lazy_host_spans import select_host_spans, without_functions
+from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 Ranks = Mapping[int, RankTimeline]
 HOST_TIME: Final = (HOST_STRETCH, HAND_OVER, CALL)
+MOSTLY: Final = 0.5
+"""A fetch before the first call is one as others are if it takes this share of the longest. A choice."""
 REPLAYED: Final = "a replay of the dependency graph without it"
 OPTIMISTIC: Final = "that nothing takes its place which never bound in this recording: the gain is an upper bound"
 ALONE: Final = "that {ranks} alone change{s}: if ranks that were not recorded lose as much, the gain may be larger"
+MORE: Final = (
+    "that nothing else changes: a replay without these waits gains far more, as other host time then passes beside the "
+    "device"
+)
+KEPT: Final = "that what a host copies to itself and then works on for long is needed: these waits stay"
+FAR_MORE: Final = 1.5
+"""A replay without waits that gains so many times their loss is not about them alone. A choice."""
+ALTERNATIVE: Final = 0.5
+"""Least share of a loss that a second remedy must gain in its place to be named. A choice."""
+LATE_HOSTS: Final = ("launch_bound", "host_pauses")
+"""Losses of a host that a host which is ahead of its device does not have; the first that was found is replayed."""
 Waits = Mapping[tuple[str, str | None], int]
 """The time in calls that wait, in ns, by name and by the operation that makes them, None without one."""
 
@@ -54,67 +69,138 @@ def with_replayed_gains(
     """Return recommendations whose upper bound is what a replay gains, where the graph may answer; others unchanged.
 
     It may for up to `MOST_RANKS` ranks with host events, recorded at once, whose graph passes its tests. A host that is
-    late only because it waits for its device is seen by replay alone: `blocking_calls` is added beside `launch_bound`
-    where removing these calls gains `LEAST_IDLE` of the recording or more.
+    late only because it waits for its device is seen by replay alone: `blocking_calls` is added beside `LATE_HOSTS`
+    where removing these calls gains `LEAST_IDLE` of the recording or more. Where it is not, and a batch is fetched only
+    after such a call had emptied the device, not to wait is named in `data_loading` as another remedy.
     """
-    wanted = {each.id for each in found} & CHANGES.keys()
-    wanted |= {"blocking_calls"} & CHANGES.keys() if "launch_bound" in wanted else set()
+    by_id = {each.id: each for each in found}
+    wanted = by_id.keys() & CHANGES.keys()
     ranks = run.ranks
-    known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
-    if not wanted or not known or len(ranks) > MOST_RANKS:
-        return list(found)
     if not any(timeline.has_device for timeline in ranks.values()):
         wanted -= {"data_loading"}  # a replay keeps what the host computes for a batch
     if run.world_size is not None and len(ranks) < run.world_size:
         # Their calls hold waiting for ranks that copy as well: a replay, which keeps it, gains less than all would.
         wanted -= {"copies_on_compute_stream"}
+    if "data_loading" in wanted or by_id.keys() & {*LATE_HOSTS}:
+        wanted |= {"blocking_calls"} & CHANGES.keys()
+    known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
+    if not wanted or not known or len(ranks) > MOST_RANKS:
+        return list(found)
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
     window = whole_bounds(graph)
     if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
-    gains, least_ns = {}, 0.0
-    for name in wanted:
-        after = outcome(graph, window, CHANGES[name](graph, ranks))
-        gains[name] = max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
-        least_ns = LEAST_IDLE * after.recorded_ns
+    return _replayed(found, run, graph, window, {name: _change_for(name, by_id)(graph, ranks) for name in wanted})
+
+
+def _replayed(
+    found: Sequence[Recommendation], run: Run, graph: Graph, window: Bounds, changes: Mapping[str, Change]
+) -> list[Recommendation]:
+    """Return recommendations with what these changes gain, and `blocking_calls` where it is not among them and gains
+    enough; without it where little of it is left because hosts need what they wait for (`needed_waits`)."""
+    ranks = run.ranks
+    gains = {name: _gain_ns(graph, window, change) for name, change in changes.items()}
     steps = max((size(each.steps) for each in ranks.values()), default=0)
+    fetching_steps = _fetching_steps(graph, ranks, steps) if "data_loading" in gains else steps
     bound = OPTIMISTIC
     if len(ranks) != run.world_size and any(size(each.collectives) for each in ranks.values()):
         bound = ALONE.format(ranks=rank_list(ranks), s="s" if len(ranks) == 1 else "")
-    bounded = [_bounded(each, gains[each.id], steps, bound) if each.id in gains else each for each in found]
-    by_id = {each.id: each for each in bounded}
-    if "blocking_calls" in gains.keys() - by_id.keys() and gains["blocking_calls"] >= least_ns:
-        waits, gain_ns = _waiting_calls(graph, ranks), _each_step(by_id["launch_bound"], gains["blocking_calls"], steps)
-        bounded.append(_run_ahead(by_id["launch_bound"], gain_ns, waits, job_kind(run), bound))
+    stay = any(needed_waits(graph, part, ranks[part.rank]).any() for part in graph.ranks)
+    of_waits = [KEPT, bound] if stay else [bound]
+    by_id = {each.id: each for each in found}
+    for name in gains.keys() & by_id.keys():
+        by_id[name] = _bounded(
+            by_id[name],
+            gains[name],
+            fetching_steps if name == "data_loading" else steps,
+            of_waits if name == "blocking_calls" else [bound],
+        )
+    bounded = [by_id[each.id] if each.id in gains else each for each in found]
+    least_ns = LEAST_IDLE * window.length_ns(graph.nodes.time_ns)
+    if stay and gains.get("blocking_calls", 0) < least_ns:
+        return [each for each in bounded if each.id != "blocking_calls"]  # what little is left without these waits
+    if "blocking_calls" not in gains.keys() - by_id.keys():
+        return bounded
+    waits, gain_ns, job = _waiting_calls(graph, ranks), gains["blocking_calls"], job_kind(run)
+    late = next((by_id[each] for each in LATE_HOSTS if each in by_id), None)
+    if late is not None and gain_ns >= least_ns:
+        return [*bounded, _run_ahead(late, _each_step(late, gain_ns, steps), waits, job, of_waits)]
+    if "data_loading" in gains:
+        fetching = by_id["data_loading"]
+        lags = [changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
+        both = replace(changes["data_loading"], lag_ns=np.minimum(*lags))
+        either_ns = gains["data_loading"] + gain_ns - _gain_ns(graph, window, both)  # what each of the two gains alone
+        if _each_step(fetching, either_ns, fetching_steps) >= ALTERNATIVE * (fetching.loss_ns or 0):
+            ahead_ns = _each_step(fetching, gain_ns, fetching_steps)
+            return [_or_run_ahead(each, ahead_ns, waits, job) if each is fetching else each for each in bounded]
     return bounded
 
 
-def _run_ahead(launches: Recommendation, gain_ns: int, waits: Waits, job: JobKind, bound: str) -> Recommendation:
-    """Return `blocking_calls` for a host whose launches, by replay, are late because it had waited in these calls."""
+def _change_for(name: str, found: Mapping[str, Recommendation]) -> Callable[[Graph, Ranks], Change]:
+    """Return the change that a recommendation makes: of copies those of the direction that it is about."""
+    if name in found and found[name].evidence.get(TO_HOST_ALONE):
+        return _without_copies_to_host
+    return CHANGES[name]
+
+
+def _gain_ns(graph: Graph, window: Bounds, change: Change) -> int:
+    """Return how much shorter the window gets under a change, at most."""
+    after = outcome(graph, window, change)
+    return max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
+
+
+def _or_run_ahead(fetching: Recommendation, gain_ns: int, waits: Waits, job: JobKind) -> Recommendation:
+    """Return `data_loading` with the remedy that does as well: not to wait for the device before each fetch."""
+    main = worth_naming(waits)
+    code = "\n".join(instead_of(job, main).values())
+    return replace(
+        fetching,
+        title=f"{fetching.title}; or do not wait for the device before it ({named_waits(_by_call(waits), main)}): the "
+        f"fetch then runs beside the device (a replay is {ms(gain_ns)} a {fetching.per} shorter)",
+        apply=fetching.apply | {"instead": code},
+        assumed=[*fetching.assumed, f"of the other way, {not_at_once(job)}"],
+        evidence={**fetching.evidence, "replayed_gain_without_waits_ns": gain_ns, "waited_in_ns": _by_call(waits)},
+    )
+
+
+def _by_call(waits: Waits) -> dict[str, int]:
+    """Return the time in calls that have a share worth naming, by name, the longest first."""
     calls: dict[str, int] = {}
     for (name, _), ns in waits.items():
         calls[name] = calls.get(name, 0) + ns
-    most = " at most" if bound == OPTIMISTIC else ""
+    return {name: calls[name] for name in worth_naming(calls)}
+
+
+def _run_ahead(
+    late: Recommendation, gain_ns: int, waits: Waits, job: JobKind, assumed: Sequence[str]
+) -> Recommendation:
+    """Return `blocking_calls` for a host that is late, by replay, because it had waited in these calls."""
+    calls, main = _by_call(waits), worth_naming(waits)
+    most = " at most" if OPTIMISTIC in assumed else ""
     return replace(
-        launches,
+        late,
         id="blocking_calls",
         title=f"Let the host run ahead: its launches are late because it waits for the device "
-        f"({named_waits(calls, waits)}); a replay in which it does not is{most} {ms(gain_ns)} a {launches.per} shorter",
+        f"({named_waits(calls, main)}); a replay in which it does not is{most} {ms(gain_ns)} a {late.per} shorter",
+        verdict="trial",
+        verify=VERIFY,
+        confidence="mixed",
         gain_low_ns=0,
         gain_high_ns=gain_ns,
         bound_from="replay",
         loss_ns=gain_ns,
-        apply=instead_of(job, waits),
+        apply=instead_of(job, main),
         evidence={"replayed_gain_ns": gain_ns, "waited_in_ns": calls},
         shown_by=None,
         published=[],
         measured=["calls that wait for the device", REPLAYED],
-        assumed=[not_at_once(job), bound],
+        assumed=[not_at_once(job), *assumed],
     )
 
 
 def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[tuple[str, str | None], int]:
-    """Return the time in calls that wait for the device, but for allocations, the longest first.
+    """Return the time in calls that wait for the device, but for allocations and for what the host needs
+    (`needed_waits`), the longest first.
 
     Calls after a rank's last launch, as a profiler makes at its end, make no launch late.
     """
@@ -125,10 +211,8 @@ def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[tuple[str, str | None], i
         begin = time[part.begins()]
         launches = begin[part.launched_by[part.launched_by >= 0]]
         waits = part.blocks & ~rows_named(part.call_name, timeline.names, ALLOCATES.search)
-        waits &= begin < launches.max(initial=0)
-        calls = select_host_spans(timeline.host, (OPERATION,))
-        op = innermost_range(calls, part.call_lane[waits], begin[waits] - _shift(graph, part, timeline))
-        by = np.append(calls.name, -1)[op]
+        waits &= (begin < launches.max(initial=0)) & ~needed_waits(graph, part, timeline)
+        by = calling_operation(timeline, part.call_lane[waits], begin[waits] - shift_ns(graph, part, timeline))
         taken = (time[part.returns()] - begin)[waits]
         for code, caller, ns in zip(part.call_name[waits].tolist(), by.tolist(), taken.tolist(), strict=True):
             key = VERSIONED.sub("", timeline.names[code]), timeline.name(caller)
@@ -140,8 +224,11 @@ def _each_step(each: Recommendation, gain_ns: int, steps: int) -> int:
     return round(gain_ns / max(steps, 1)) if each.per == "step" else gain_ns
 
 
-def _bounded(each: Recommendation, gain_ns: int, steps: int, bound: str) -> Recommendation:
+def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[str]) -> Recommendation:
     gain = _each_step(each, gain_ns, steps)
+    if each.id == "blocking_calls" and gain > FAR_MORE * max(each.evidence["of_rank_with_most_ns"], each.loss_ns or 0):
+        others = [one for one in each.assumed if AVOIDED not in one]
+        return replace(each, assumed=[*others, MORE], evidence={**each.evidence, "replayed_gain_ns": gain})
     kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
     return replace(
         each,
@@ -150,7 +237,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, bound: str) -> Reco
         bound_from="replay",
         evidence={**each.evidence, "replayed_gain_ns": gain},
         measured=[*each.measured, REPLAYED],
-        assumed=[*kept, bound],
+        assumed=[*kept, *assumed],
     )
 
 
@@ -172,31 +259,44 @@ def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
     edges = graph.edges
     found = np.zeros(graph.num_edges, np.int64)
     for part in graph.ranks:
-        timeline = ranks[part.rank]
-        host, notes = without_functions(timeline.host), timeline.annotations
-        shift = _shift(graph, part, timeline)
-        loads, marks = (loads_data(timeline, each.name, each.start_ns, each.end_ns) for each in (host, notes))
-        busy = BusyTime(
-            union(
-                (host.start_ns[loads] + shift, host.end_ns[loads] + shift),
-                (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
-            )
-        )
+        busy = _fetches(graph, part, ranks[part.rank])
         mine = np.flatnonzero(is_one_of(edges.kind, HOST_TIME) & _of_part(graph, part) & (edges.lag_ns > 0))
         end = graph.nodes.time_ns[edges.node[mine]]
         found[mine] = busy.within(end - edges.lag_ns[mine], end)
     return found
 
 
-def _shift(graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
-    """Return how far the graph's clock is ahead of the rank's, at its first span."""
-    if not part.spans:
-        return 0
-    return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
+def _fetches(graph: Graph, part: RankPart, timeline: RankTimeline) -> BusyTime:
+    """Return when marks say that a rank fetched a batch, on the clock of the graph."""
+    host, notes = without_functions(timeline.host), timeline.annotations
+    shift = shift_ns(graph, part, timeline)
+    loads, marks = (loads_data(timeline, each.name, each.start_ns, each.end_ns) for each in (host, notes))
+    return BusyTime(
+        union(
+            (host.start_ns[loads] + shift, host.end_ns[loads] + shift),
+            (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
+        )
+    )
+
+
+def _fetching_steps(graph: Graph, ranks: Ranks, steps: int) -> int:
+    """Return of how many steps the fetches are in the graph, of `steps`: one less where a fetch as long as others ends
+    before the first call of a rank, to which no edge leads."""
+    loading_ns = _loading_ns(graph, ranks)
+    for part in graph.ranks:
+        longest = loading_ns[_of_part(graph, part)].max(initial=0)
+        if not longest or not part.calls:
+            continue
+        first_ns = graph.nodes.time_ns[part.begins()].min()
+        fetches = _fetches(graph, part, ranks[part.rank])
+        if fetches.before(first_ns) >= MOSTLY * longest:
+            return max(steps - 1, 1)
+    return steps
 
 
 def _without_calls(graph: Graph, ranks: Ranks) -> Change:
-    """Return a change in which calls that wait for the device, but for allocations, return at once."""
+    """Return a change in which calls that wait for the device return at once, but for allocations and for what the
+    host needs (`needed_waits`)."""
     return _returning(graph, ranks, allocations=False)
 
 
@@ -212,6 +312,8 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
         timeline = ranks[part.rank]
         allocates = rows_named(part.call_name, timeline.names, ALLOCATES.search)
         chosen = part.blocks & (allocates == allocations)
+        if not allocations:
+            chosen &= ~needed_waits(graph, part, timeline)
         mine = np.flatnonzero(_of_part(graph, part) & (edges.node < part.starts().start))
         mine = mine[chosen[(edges.node[mine] - part.first) % max(part.calls, 1)]]
         kind = edges.kind[mine]
@@ -225,11 +327,20 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
 
 def _without_copies(graph: Graph, ranks: Ranks) -> Change:
     """Return a change in which copies between host and device take no time."""
+    return _instant_copies(graph, ranks, BETWEEN)
+
+
+def _without_copies_to_host(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which copies to the host take no time."""
+    return _instant_copies(graph, ranks, TO_HOST)
+
+
+def _instant_copies(graph: Graph, ranks: Ranks, names: re.Pattern[str]) -> Change:
     change = Change.none(graph)
     lag = change.lag_ns.copy()
     for part in graph.ranks:
         timeline = ranks[part.rank]
-        copies = rows_named(timeline.spans.name[part.span_row], timeline.names, BETWEEN.search)
+        copies = rows_named(timeline.spans.name[part.span_row], timeline.names, names.search)
         first = part.ends().start
         mine = np.flatnonzero((graph.edges.kind == RUN_COPY) & _of_part(graph, part) & (graph.edges.node >= first))
         lag[mine[copies[graph.edges.node[mine] - first]]] = 0

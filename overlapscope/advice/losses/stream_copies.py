@@ -24,6 +24,9 @@ BETWEEN: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host-to-Device
 """Names of copies between host and device."""
 TO_DEVICE: Final = re.compile(r"HtoD|HostToDevice|Host-to-Device|H2D", re.I)
 PAGEABLE: Final = re.compile(r"Pageable")
+PINNED: Final = re.compile(r"Pinned")
+TO_HOST_ALONE: Final = "to_host_alone"
+"""In the evidence: whether the figures are of copies to the host alone."""
 MOSTLY: Final = 0.5
 """Of the copying time, this share is of batches, or to the host, where it is said to be that."""
 
@@ -49,6 +52,8 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     """What of it has communication beside it."""
     by_window: Ints
     """What of it is in each window."""
+    recurs: bool
+    """Whether most windows have about as much of it."""
     parts: int
     """Steps that a sum is divided by; 1 for a recording."""
     to_device_ns: float
@@ -60,22 +65,23 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where such copies take long enough, beside nothing; None for runs without devices."""
-    found = [
-        copied
-        for timeline, own in given.some_at_hand()
-        if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
-        for copied in (_copied(timeline, given, own),)
-    ]
+    found = _of_ranks(given, to_host=False)
     mean = _mean([each.alone_ns for each in found])
     if not given.is_worth(mean):
         return None
+    to_host = _mean([each.to_device_ns for each in found]) < MOSTLY * mean
+    if to_host:
+        found = _of_ranks(given, to_host=True)
+        mean = _mean([each.alone_ns for each in found])
+        if not given.is_worth(mean):
+            return None
     beside = _mean([each.beside_ns for each in found])
     most = max(found, key=lambda each: length(each.alone))
     at = int((most.alone.ends - most.alone.starts).argmax())
     longest = HostLoss(kind="pause", when=most.alone, longest=(int(most.alone.starts[at]), int(most.alone.ends[at])))
-    inputs, to_device = (_mean([getattr(each, of) for each in found]) for of in ("input_ns", "to_device_ns"))
+    inputs = _mean([each.input_ns for each in found])
     pageable = given.is_worth(_mean([each.pageable_ns for each in found]))
-    kind: _Kind = "batch" if inputs >= MOSTLY * mean else "to_host" if to_device < MOSTLY * mean else "other"
+    kind: _Kind = "batch" if inputs >= MOSTLY * mean else "to_host" if to_host else "other"
     one = given.in_one_step({each.timeline.rank: each.by_window for each in found})
     times = most.parts if one else 1  # a loss of one step is one of the recording
     how_long = (
@@ -89,13 +95,14 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         f"{_also_exposed(given, beside, times)}",
         at_most_ns=mean * times,
         bound_from="loss",
-        apply=_apply(given, kind, pageable=pageable),
+        apply=_apply(given, kind, pageable=pageable, recurs=most.recurs),
         evidence={
             "copies_alone_ns": round(mean * times),
             "beside_communication_ns": round(beside * times),
             "to_device_ns": round(most.to_device_ns * times),
             "of_inputs_ns": round(inputs * times),
             "pageable": pageable,
+            TO_HOST_ALONE: to_host,
         },
         shown_by=shown_by(given.run.ranks[most.timeline.rank], longest),
         measured=["the time of these copies in which the device does not compute"],
@@ -107,6 +114,14 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
     )
 
 
+def _of_ranks(given: RuleInput, *, to_host: bool) -> list[_Copied]:
+    return [
+        _copied(timeline, given, own, to_host=to_host)
+        for timeline, own in given.some_at_hand()
+        if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
+    ]
+
+
 def _mean(times: list[float]) -> float:
     return sum(times) / len(times) if times else 0.0
 
@@ -116,8 +131,9 @@ def _also_exposed(given: RuleInput, beside: float, times: int) -> str:
     return f" ({ms(beside * times)} of it is exposed communication, too)" if given.is_worth(beside) else ""
 
 
-def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows) -> _Copied:
-    """Return a rank's copies on the stream with the most compute, while no other stream computes.
+def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_host: bool) -> _Copied:
+    """Return a rank's copies on the stream with the most compute, while no other stream computes; with `to_host` those
+    to the host alone that another stream could run beside compute.
 
     Those of a step are the ones that it launched: they may run before its window begins. Where these are not known, it
     is the copies that ran in the windows.
@@ -129,6 +145,9 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows) -> _Copi
     )
     rows = np.flatnonzero((spans.kind == COPY) & (spans.lane == by_lane.argmax()) & computes.any())
     rows = rows[rows_named(spans.name[rows], timeline.names, BETWEEN.search)]
+    if to_host:
+        rows = rows[~rows_named(spans.name[rows], timeline.names, TO_DEVICE.search)]
+        rows = rows[~_waited_for(timeline, rows)]
 
     def alone(chosen: Ints) -> Intervals:
         return difference(union((spans.start_ns[chosen], spans.end_ns[chosen])), cover.compute)
@@ -151,17 +170,32 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows) -> _Copi
     if by_launch:
         first |= _before_compute(spans, counted)
     starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    by_window = BusyTime(every).within(starts, ends)
+    about_as_much = by_window >= MOSTLY * by_window.max(initial=0)
     return _Copied(
         timeline=timeline,
         alone=every,
         alone_ns=length(every) / parts,
         beside_ns=length(intersection(every, cover.comm)) / parts,
-        by_window=BusyTime(every).within(starts, ends),
+        by_window=by_window,
+        recurs=given.per == "step" and about_as_much.size > 1 and bool(about_as_much.mean() > MOSTLY),
         parts=parts,
         to_device_ns=a_step(named(TO_DEVICE)),
         input_ns=a_step(named(TO_DEVICE) & first),
         pageable_ns=a_step(named(PAGEABLE)),
     )
+
+
+def _waited_for(timeline: RankTimeline, rows: Ints) -> Flags:
+    """Return which copies their host waited for although they are to pinned memory: until they ended it launched no
+    compute that could run beside them. Not where a launch is not known."""
+    spans = timeline.spans
+    launch, computes = spans.launch_ns[rows], spans.launch_ns[spans.kind == COMPUTE]
+    computes = np.sort(computes[computes != NONE])
+    pinned = rows_named(spans.name[rows], timeline.names, PINNED.search)
+    nothing = np.searchsorted(computes, launch, side="right") == np.searchsorted(computes, spans.end_ns[rows])
+    found: Flags = pinned & (launch != NONE) & nothing & (computes.size > 0)
+    return found
 
 
 def _before_compute(spans: Spans, rows: Ints) -> Flags:
@@ -191,7 +225,8 @@ def _after_fetch(timeline: RankTimeline, rows: Ints) -> Flags:
     return after
 
 
-def _apply(given: RuleInput, kind: _Kind, *, pageable: bool) -> dict[str, str]:
+def _apply(given: RuleInput, kind: _Kind, *, pageable: bool, recurs: bool) -> dict[str, str]:
+    """Return code that copies beside compute; what recurs in each step is no checkpoint."""
     if kind == "batch":
         lines = [
             "copies = torch.cuda.Stream()",
@@ -218,7 +253,7 @@ def _apply(given: RuleInput, kind: _Kind, *, pageable: bool) -> dict[str, str]:
             "torch.cuda.current_stream().wait_event(copied)  # before tensor changes",
         ]
         checkpoint = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # where it is a checkpoint"
-        lines += [] if given.job.serves else [checkpoint]
+        lines += [] if given.job.serves or recurs else [checkpoint]
         return {"torch": "\n".join(lines)} | of_deepspeed
     lines = [
         "copies = torch.cuda.Stream()",

@@ -9,14 +9,17 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.user_ranges import row_of_pause
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.analysis.stragglers.first_calls import before_first_calls
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.python_stack import stack_at
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
 """Least share of a step that the device of the rank that loses most in it is idle in pauses, in the mean: two
@@ -39,6 +42,13 @@ WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
 FETCH: Final = "a batch that is fetched, as copies follow"
 COPIES: Final = re.compile(r"(?i)memcpy|aten::(to|_to_copy|copy_)$")
 """Operations and calls that copy a batch to the device."""
+IN_PHASE: Final = re.compile(r"(?i)(?<![a-z])(forward|backward|optimizer)")
+"""Ranges in which no loop fetches a batch."""
+MOST_OF_PAUSE, IN_MOST = 0.9, 0.75
+"""A range is what a host does in its pauses if it covers this share of each, and each rank that pauses does so in this
+share of the steps. Choices: collections and locks come now and then, wherever the host is."""
+FEWEST_RECURRING: Final = 2
+"""Of a single step nobody knows whether its pauses recur."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
 
 
@@ -58,6 +68,16 @@ class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
     before: str
     after: str
     inside: str | None
+    lane: int = -1
+    """The thread (row in `Lanes`) that goes on after it; -1 for none."""
+
+
+class _Doing(msgspec.Struct, frozen=True, kw_only=True):
+    """The range that hosts are in whenever they pause."""
+
+    range: str
+    optimizer: bool
+    """Whether it is a part of an optimizer's step."""
 
 
 def host_pauses(
@@ -67,9 +87,19 @@ def host_pauses(
     step_ns: float | None,
     said: Sequence[Finding],
 ) -> list[Finding]:
-    """Return at most one finding, of all pauses; none where hosts share cores, by what was `said`: that is why then."""
+    """Return at most one finding, of all pauses, else of what comes before the first calls of a recording; none where
+    hosts share cores, by what was `said`: that is why then."""
+    if not step_ns or lack_cores(said):
+        return []
     every = [each for rank, own in known.items() for each in _pauses(run, rank, own, splits)]
-    if not every or not step_ns or lack_cores(said):
+    return _costly(run, known, every, step_ns) or before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns)
+
+
+def _costly(
+    run: Run, known: Mapping[int, LongPauses], every: Sequence[CostlyPause], step_ns: float
+) -> list[Finding]:  # fmt: skip
+    """Return the finding of pauses that idle devices, where these cost enough."""
+    if not every:
         return []
     steps = max(own.steps for own in known.values())
     found, anywhere = _of_one_rank(every, len(known))
@@ -82,7 +112,8 @@ def host_pauses(
         return []
     longest = max(found, key=lambda each: each.paused_ns)
     ranks, paused_steps = (sorted({getattr(each, of) for each in found}) for of in ("rank", "step"))
-    inside = _inside(run, known[longest.rank], longest) if one_place else None
+    inside = _inside(run, longest) if one_place else None
+    does = _does(run, found, len(ranks) * steps)
     return [
         Finding(
             id="host_pauses",
@@ -90,7 +121,7 @@ def host_pauses(
             title=f"{_who(found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
             f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: "
-            f"{_why(found, len(known), anywhere=anywhere)}",
+            f"{_why_of(run, found, len(known), does, anywhere=anywhere)}",
             evidence={
                 "ranks": ranks,
                 "steps": paused_steps,
@@ -106,6 +137,9 @@ def host_pauses(
                 "at_begin": all(each.before == BEGIN for each in found),
                 "in_turn": len(ranks) > 1 and len({(each.rank, each.step) for each in found}) == len(paused_steps),
                 "inside": inside,
+                "does": None if does is None else does.range,
+                "in_optimizer": does is not None and does.optimizer,
+                "before_any_call": False,
                 "pauses": [
                     msgspec.structs.asdict(each)
                     for each in sorted(found, key=lambda each: -each.idle_ns)[:MOST_LISTED]
@@ -136,13 +170,57 @@ def _times_a_step(found: Sequence[CostlyPause]) -> float:
     return float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
 
 
-def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool) -> str:
-    """Return what may be behind the pauses."""
+def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
+    """Return the range that covers each of the pauses, without a launch in it; None where there is none, or pauses are
+    in few of so many steps of the ranks."""
+    steps = {(each.rank, each.step) for each in found}
+    if len({each.step for each in found}) < FEWEST_RECURRING or len(steps) < IN_MOST * times:
+        return None
+    names, around = set(), []
+    for each in found:
+        timeline, end_ns = run.ranks[each.rank], each.start_ns + each.paused_ns
+        row = row_of_pause(timeline, each.lane, each.start_ns, end_ns)
+        if row is None or each.inside is None or not _covers(timeline, row, each) or _launches_in(timeline, row):
+            return None
+        names.add(each.inside)
+        around.append(any(map(OPTIMIZER_MARK.match, _ranges_around(timeline, each))))
+    return _Doing(range=names.pop(), optimizer=all(around)) if len(names) == 1 else None
+
+
+def _covers(timeline: RankTimeline, row: int, pause: CostlyPause) -> bool:
+    notes, end_ns = timeline.annotations, pause.start_ns + pause.paused_ns
+    covered = min(int(notes.end_ns[row]), end_ns) - max(int(notes.start_ns[row]), pause.start_ns)
+    return covered >= MOST_OF_PAUSE * pause.paused_ns
+
+
+def _launches_in(timeline: RankTimeline, row: int) -> bool:
+    notes, launch_ns = timeline.annotations, timeline.spans.launch_ns
+    return bool(((launch_ns >= notes.start_ns[row]) & (launch_ns < notes.end_ns[row])).any())
+
+
+def _ranges_around(timeline: RankTimeline, pause: CostlyPause) -> list[str]:
+    """Return the names of all ranges of its thread that the middle of a pause lies in."""
+    notes, middle = timeline.annotations, pause.start_ns + pause.paused_ns // 2
+    rows = np.flatnonzero((notes.lane == pause.lane) & (notes.start_ns <= middle) & (notes.end_ns >= middle))
+    return [timeline.names[code] for code in notes.name[rows].tolist()]
+
+
+def _why_of(run: Run, found: Sequence[CostlyPause], ranks: int, does: _Doing | None, *, anywhere: bool) -> str:
+    """Return what is behind the pauses, where a range says so, else what may be."""
+    if does is not None:
+        what = "the optimizer computes on the host" if does.optimizer else "that is what the host does in it"
+        return f"they are in {short(does.range)} each time, which launches nothing: {what}"
+    in_phase = any(IN_PHASE.search(name) for each in found for name in _ranges_around(run.ranks[each.rank], each))
+    return _why(found, ranks, anywhere=anywhere, in_phase=in_phase)
+
+
+def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool, in_phase: bool = False) -> str:
+    """Return what may be behind the pauses; `in_phase`: some are in forward, backward or the optimizer."""
     if anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
-    why = f"{FETCH}, {WHY}" if all(COPIES.search(each.after) for each in found) else WHY
+    why = f"{FETCH}, {WHY}" if not in_phase and all(COPIES.search(each.after) for each in found) else WHY
     if not begun:
         return why
     return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"
@@ -151,11 +229,11 @@ def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool) -> str:
 def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Iterator[CostlyPause]:
     waited = _waited_ns(run, rank, own, splits).tolist() if own.start_ns.size else []
     columns = (own.start_ns, own.end_ns, own.idle_ns, own.step, own.into_step_ns)
-    rows = zip(*(each.tolist() for each in columns), waited, own.between, own.inside, strict=True)
-    for start, end, idle, step, into, waits, (before, after), inside in rows:
+    rows = zip(*(each.tolist() for each in columns), waited, own.between, own.inside, own.lane, strict=True)
+    for start, end, idle, step, into, waits, (before, after), inside, lane in rows:
         yield CostlyPause(
             rank=rank, step=step, start_ns=start, paused_ns=end - start, idle_ns=idle, waited_ns=waits,
-            into_step_ns=into, before=before, after=after, inside=inside,
+            into_step_ns=into, before=before, after=after, inside=inside, lane=lane,
         )  # fmt: skip
 
 
@@ -192,10 +270,9 @@ def _costs_ns(found: Sequence[CostlyPause]) -> dict[int, int]:
     return most
 
 
-def _inside(run: Run, own: LongPauses, longest: CostlyPause) -> str | None:
+def _inside(run: Run, longest: CostlyPause) -> str | None:
     """Return the Python function in which the longest pause was, where stacks were recorded, else its range."""
-    lane = own.lane[int(np.searchsorted(own.start_ns, longest.start_ns))]
-    stack = stack_at(run.ranks[longest.rank], lane, longest.start_ns + longest.paused_ns // 2)
+    stack = stack_at(run.ranks[longest.rank], longest.lane, longest.start_ns + longest.paused_ns // 2)
     return stack[-1] if stack else longest.inside
 
 

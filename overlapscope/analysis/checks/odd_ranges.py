@@ -21,6 +21,9 @@ LONGER: Final = 10
 """So many times as long as in any other step. A choice: a slower step has slower ranges, by far less."""
 WORTH: Final = 0.08
 """Least share of the rank's median step."""
+SEEN: Final = 0.5
+"""Least share of a range in which work of the device was recorded before and after, for its idle time to be known: what
+was launched before a recording began may run at first without being in it. A choice."""
 _EVERY_STEPS: Final = re.compile(r"Optimizer\.|FSDP::|DistributedDataParallel|torch::|autograd|PP:")
 """Ranges of frameworks, which steps that accumulate gradients lack."""
 
@@ -32,7 +35,9 @@ class _OddRange(msgspec.Struct, frozen=True, kw_only=True):
     ns: int
     most_of_others_ns: int
     idle_ns: int | None
-    """For how long the device did nothing meanwhile; None without one."""
+    """For how long the device did nothing meanwhile, as far as it was recorded; None without one."""
+    unseen: bool
+    """Whether there is a device of which most of that time was not recorded."""
 
 
 def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
@@ -66,15 +71,29 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
         others = int(np.delete(inside, at).max())
         if inside[at] >= max(least_ns, LONGER * others) and not _EVERY_STEPS.match(name):
             within = intersection(times, Intervals(begin[at : at + 1], end[at : at + 1]))
+            idle_ns = _idle_ns(timeline, within)
             yield _OddRange(
                 name=name, step=number[at], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others,
-                idle_ns=_idle_ns(timeline, within),
+                idle_ns=idle_ns, unseen=timeline.has_device and idle_ns is None,
             )  # fmt: skip
 
 
 def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
-    spans = timeline.spans
-    return length(difference(within, union((spans.start_ns, spans.end_ns)))) if timeline.has_device else None
+    """Return for how long the device did nothing between the first and the last span of each recording; None where that
+    is not known of most of these times, and without a device."""
+    if not timeline.has_device:
+        return None
+    spans, recordings = timeline.spans, timeline.recordings
+    first, last = [], []
+    for start, end in zip(recordings.start_ns.tolist(), recordings.end_ns.tolist(), strict=True):
+        own = (spans.end_ns > start) & (spans.start_ns < end)
+        if own.any():
+            first.append(int(spans.start_ns[own].min()))
+            last.append(int(spans.end_ns[own].max()))
+    seen = intersection(within, union((np.array(first, np.int64), np.array(last, np.int64))))
+    if length(seen) < SEEN * length(within):
+        return None
+    return length(difference(seen, union((spans.start_ns, spans.end_ns))))
 
 
 def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:
@@ -83,17 +102,20 @@ def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:
     others = f"in no other step for more than {format_ms(others_ns)}" if others_ns else "in no other step"
     idle = {str(each.rank): each.idle_ns for each in ranks if each.idle_ns is not None}
     longest_ns = max(idle.values(), default=0)
+    unknown = not idle and any(each.unseen for each in ranks)
     which = "the device is idle for" if len(ranks) == 1 else "a device is idle for up to"
     beside = f"; meanwhile {which} {format_ms(longest_ns)}" if longest_ns else "; no device is idle meanwhile"
+    if not idle:
+        beside = "; what the device did meanwhile was not recorded" if unknown else ""
     evidence: dict[str, Any] = {
         "step": most.step, "range": most.name, "range_ns": {str(each.rank): each.ns for each in ranks},
         "most_of_others_ns": others_ns, "idle_ns": idle,
     }  # fmt: skip
     return Finding(
         id=f"odd_range:step{most.step}",
-        severity="warning",
+        severity="info" if unknown else "warning",
         title=f"step {most.step} alone is in {short(most.name)} for {format_ms(most.ns)} "
-        f"({rank_list(each.rank for each in ranks)}), {others}{beside if idle else ''}",
+        f"({rank_list(each.rank for each in ranks)}), {others}{beside}",
         evidence=evidence,
         known_from=run.ranks[most.rank].basis,
     )

@@ -16,6 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
+from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.timeline.rows import sum_by
+from overlapscope.timeline.run import Run
 
 ODD_FACTOR: Final = 1.5
 """A step is an outlier when a figure is at least this many times the median of the other steps ..."""
@@ -52,7 +55,7 @@ MAX_NAMED: Final = 8
 Steps = Sequence[tuple[int, int | None, int | None, int | None, int | None]]
 """(number, window_ns, comm_ns, compute_ns, idle_ns) of complete steps."""
 Waits = Mapping[tuple[int, int], int]
-"""Exposed waiting for late ranks by (rank, step); 0 or absent where none is known."""
+"""Waiting for late ranks by (rank, step); 0 or absent where none is known."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +78,15 @@ def outlier_steps(
     known_from: Mapping[int, str],
     *,
     waited_ns: Waits = MappingProxyType({}),
+    in_calls_ns: Waits = MappingProxyType({}),
     stopped_ns: Mapping[tuple[int, int], float] = MappingProxyType({}),
     by_chance: bool = False,
 ) -> list[Finding]:
     """Find the outliers among the complete steps of each rank, of which at least three are needed.
 
     A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times; by
-    (rank, step), `waited_ns` holds how long ranks waited for others, and `stopped_ns` what may be the recorder's stop.
+    (rank, step), `waited_ns` holds how long ranks waited for others, exposed, `in_calls_ns` how long in their matched
+    calls, overlapped or not, and `stopped_ns` what may be the recorder's stop.
     Where hosts share cores (`by_chance`), which rank communicates or idles for longer is the scheduler's choice: then
     only how long steps take is compared.
     """
@@ -92,7 +97,10 @@ def outlier_steps(
         odd[name] = [each for each in odd[name] if stopped_ns.get((each.rank, each.step), 0) < MOSTLY * each.more_ns]
     named = {each.step for name in ("window_ns", "idle_ns") for each in odd[name]}
     odd["comm_ns"] = [
-        each for each in odd["comm_ns"] if each.step not in named and _waits(each, ranks[each.rank], waited_ns) is None
+        each
+        for each in odd["comm_ns"]
+        if each.step not in named
+        and all(_waits(each, ranks[each.rank], waits) is None for waits in (waited_ns, in_calls_ns))
     ]
     findings: list[Finding] = []
     for name, verb, _ in FIGURES:
@@ -109,6 +117,18 @@ def outlier_steps(
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
+
+
+def waits_in_calls(run: Run, splits: Sequence[Split]) -> dict[tuple[int, int], int]:
+    """Return how long each rank waited for others in its matched calls of each step, overlapped with compute or not, in
+    ns."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for split in splits:
+        for rank, rows, waited in zip(split.block.ranks, split.block.rows, split.wait_ns, strict=True):
+            steps, at = np.unique(run.ranks[rank].collectives.step[rows], return_inverse=True)
+            for step, ns in zip(steps.tolist(), sum_by(at, waited, steps.size).tolist(), strict=True):
+                found[rank, step] += ns
+    return found
 
 
 def long_steps(ranks: Mapping[int, Steps]) -> list[OutlierStep]:

@@ -1,7 +1,7 @@
 """Findings about the recording itself: partly recorded groups, unreadable files, contradicting overlap figures."""
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Set
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,8 @@ MOST: Final = 3
 """Files named in the title."""
 MOST_LISTED: Final = 20
 """Files listed as evidence."""
+_Recorded = tuple[str | None, tuple[int, ...]]
+"""A group by its name, and the recorded ranks that made calls of it."""
 OVERLAPPED: Final = "overlapped_us"
 ROUNDING_US: Final = 1.0
 """Sums of rounded parts differ by some nanoseconds for each part ..."""
@@ -37,14 +39,16 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
     sizes = {group.name: group.size if group.ranks is None else len(group.ranks) for group in run.groups}
     blocks = (*cross_rank.matching.blocks, *cross_rank.matching.uneven)
     recorded: dict[str | None, set[int]] = {}
+    kinds: dict[_Recorded, set[tuple[str, int | None]]] = {}
     for block in blocks:
         recorded.setdefault(block.group, set()).update(block.ranks)
+        kinds.setdefault((block.group, block.ranks), set()).add((block.op, block.bytes))
     some_ranks = len(run.ranks) < (run.world_size or 0)
-    partial: dict[tuple[str | None, tuple[int, ...]], int | None] = {}
+    partial: dict[_Recorded, int | None] = {}
     for block in blocks:
         size = sizes.get(block.group or "")
         missing = some_ranks if size is None else size > len(recorded[block.group])
-        if not block.whole and missing:
+        if not block.whole and missing and not _part_of_another((block.group, block.ranks), kinds):
             partial[block.group, block.ranks] = size
     partial |= _recorded_on_one_rank(run, recorded)
     if not partial:
@@ -67,11 +71,18 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
     ]
 
 
-def _recorded_on_one_rank(
-    run: Run, matched: Container[str | None]
-) -> dict[tuple[str | None, tuple[int, ...]], int | None]:
+def _part_of_another(own: _Recorded, kinds: Mapping[_Recorded, Set[tuple[str, int | None]]]) -> bool:
+    """Return whether more ranks made the same kinds of calls (operation and bytes) in a group of this name: of one that
+    some ranks recorded for longer, a part of the calls is of these ranks alone."""
+    group, ranks = own
+    return any(
+        group == other and set(ranks) < set(others) and kinds[own] <= made for (other, others), made in kinds.items()
+    )
+
+
+def _recorded_on_one_rank(run: Run, matched: Container[str | None]) -> dict[_Recorded, int | None]:
     """Return the size of each group of several ranks that made calls of which one member was recorded."""
-    found: dict[tuple[str | None, tuple[int, ...]], int | None] = {}
+    found: dict[_Recorded, int | None] = {}
     members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
     for rank, timeline in run.ranks.items():
         codes = unique(timeline.collectives.group)

@@ -187,7 +187,8 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     "drained": Cause(
         label="device drained by a wait of the host",
         description="the host launched again after such a call had emptied the device, until it led by as much again "
-        "or waited again, for at most as long as the call had waited: what removing it saves",
+        "or waited again, for at most as long as the call had waited, but for pauses of 3 ms or more that take longer: "
+        "what removing it saves",
         colour="waiting",
         pattern="/",
     ),

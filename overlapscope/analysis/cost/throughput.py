@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
+from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps
 from overlapscope.analysis.rank_summary import RankSummary
@@ -45,7 +46,8 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     """What a run processes, and what its losses cost a day; null where not known, with the reason in `reasons`."""
 
     steps: int
-    """Steps behind the figures: those that the most ranks recorded completely; without any, iterations of a log."""
+    """Steps behind the figures: those that the most ranks recorded completely, but for `cut_short`; without any,
+    iterations of a log."""
     ranks: int
     """Recorded ranks behind the figures."""
     devices: int | None
@@ -76,8 +78,14 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     """Share of the recorded wall time that lies in complete steps."""
     goodput_time_ns: int | None = None
     """That wall time: from the first step's begin to the last step's end of each recording, mean over ranks."""
+    cut_short: list[int] = []
+    """Numbers of complete steps that no step follows and that lack what the others lose before the next one begins:
+    all these figures, and sums of causes over all steps, are without them."""
+    lead: Lead | None = None
+    """What came before the first launch of the first step, where it is more than any step idles; no window holds it,
+    and so none of these figures."""
     exposed_fraction: float | None = None
-    """Exposed communication over time: sums over ranks and complete steps (else over whole recordings)."""
+    """Exposed communication over time: sums over ranks and these steps (else over whole recordings)."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
@@ -117,6 +125,9 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
         ]
         for rank, own in timed.items()
     }))  # fmt: skip
+    short = cut_short(steps, {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device})
+    cut = sorted({next(iter(steps[at].values()))[0].step for at in short})
+    steps = [step for at, step in enumerate(steps) if at not in short]
     parts = [its for step in steps for _, its in step.values()] or [own.figures[0] for own in timed.values()]
     windows: dict[int, list[StepWindow]] = {}
     for step in steps:
@@ -140,6 +151,8 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
         tokens=_amount("tokens", run, windows, reasons),
         samples=_amount("samples", run, windows, reasons),
         flops_per_device=_flops_per_device(run, windows, reasons),
+        cut_short=cut,
+        lead=lead_of(steps, run.ranks),
         exposed_fraction=_share(parts, "exposed_comm_ns") if any(each.comm_ns for each in parts) else None,
         idle_fraction=_share(parts, "idle_ns"),
         reasons=reasons,

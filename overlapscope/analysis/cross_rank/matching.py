@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.cross_rank.early_calls import are_early, early_by_group, match_early, not_placed
 from overlapscope.analysis.cross_rank.group_calls import named, spelled_size
 from overlapscope.analysis.cross_rank.match_group import match_group, match_nameless
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
@@ -44,11 +45,19 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Codes]] = defaultdict(dict)
     early = 0
+    early_of: dict[str | None, dict[int, Codes]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
         for group, every in _by_group(timeline, ops):
-            rows = _from_first_known(timeline.collectives, every) if group is None else every
-            early += every.size - rows.size
-            calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
+            rows = every
+            if group is None:
+                of_group = early_by_group(timeline, every)
+                nameless = of_group.pop(None)
+                for name, own in of_group.items():
+                    early_of[name][rank] = own
+                rows = _from_first_known(timeline.collectives, nameless)
+                early += nameless.size - rows.size
+            if rows.size:
+                calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
     if early:
         unmatched += early
         reasons.append(
@@ -62,12 +71,19 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
             lone[group] = rank
             unmatched += rows_of[rank].size
             continue
-        nameless = group is None and ranks is None and ops == SYMMETRIC
-        found = match_nameless(run, rows_of) if nameless else match_group(run, group, ranks, rows_of)
-        blocks += found.blocks
+        any_group = group is None and ranks is None and ops == SYMMETRIC
+        found = match_nameless(run, rows_of) if any_group else match_group(run, group, ranks, rows_of)
+        launched = {rank: early_of[group].pop(rank) for rank in rows_of if rank in early_of.get(group, {})}
+        before = match_early(run, group, found, rows_of, launched) if launched else Matching()
+        blocks += (*found.blocks, *before.blocks)
         uneven += found.uneven
-        unmatched += found.unmatched
-        reasons += found.reasons
+        unmatched += found.unmatched + before.unmatched
+        unseen = group is None and not found.blocks and are_early(run, rows_of)
+        reasons += [not_placed(None, found.unmatched)] if unseen else (*found.reasons, *before.reasons)
+    for group, left in early_of.items():
+        if left:
+            unmatched += (many := sum(rows.size for rows in left.values()))
+            reasons.append(not_placed(group, many))
     if lone:
         group, rank = next(iter(lone.items()))
         others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""

@@ -4,7 +4,8 @@ A communicator's members make the same calls in the same order on one of their s
 microseconds on all of them. So calls of a stream are compared with those of other ranks' streams: ranks whose order
 differs, or whose ends do not keep one distance (that of their clocks), are of other groups; so are those that keep it
 far less exactly than others do, or than the same two ranks do on another stream (`end_noise`). What two ranks' ends are
-apart in one group must be so in every other. A cut recording is placed among the calls of longer ones.
+apart in one group must be so in every other. A cut recording is placed among the calls of longer ones; ranks that
+recorded other steps are compared in the steps that they share.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +15,23 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.call_numbering import could_not_place, is_part, place_of
+from overlapscope.analysis.cross_rank.call_numbering import FEWEST, could_not_place, is_part, place_of
 from overlapscope.analysis.cross_rank.clock_offsets import connected
-from overlapscope.analysis.cross_rank.end_noise import USUALLY, as_exact, beyond_gap, noise_beside, noises
+from overlapscope.analysis.cross_rank.early_calls import call_lanes
+from overlapscope.analysis.cross_rank.end_noise import (
+    FAR_LOOSER,
+    LEAST_NS,
+    USUALLY,
+    as_exact,
+    beyond_gap,
+    noise_beside,
+    noises,
+)
 from overlapscope.analysis.cross_rank.group_calls import GroupCalls
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Floats, Ints
 from overlapscope.timeline.rows import unique
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import Run
 
 TOGETHER_NS: Final = 200_000.0
 """From call to call, the ends of a call on two ranks usually move apart by no more than this (in recordings of real
@@ -38,6 +48,8 @@ MOST_ENDS: Final = 1 << 17
 FEWEST_ENDS: Final = 64
 MOST_CALLS: Final = 1024
 """Of the tracks that are compared, so many ends in all, and for each track."""
+FEWEST_SHARED: Final = 2
+"""So many steps are shared by ranks that recorded others, too: in one, calls of several groups look alike."""
 MOST_SETS: Final = 64
 """A set is compared with so many others."""
 
@@ -50,6 +62,7 @@ class _Track(msgspec.Struct, frozen=True, kw_only=True):
     """Positions of the calls in the table."""
     kind: Codes
     end_ns: Ints
+    step: Ints
     lasted_ns: float
     """How long half of the calls lasted at most."""
 
@@ -57,11 +70,12 @@ class _Track(msgspec.Struct, frozen=True, kw_only=True):
 class _Member(msgspec.Struct, frozen=True, kw_only=True):
     track: _Track
     at: int = 0
-    """The place of its first call among those of the set."""
+    """The place of its first call among those of the set's first track; negative where it began earlier."""
 
 
 class _Set(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracks of several ranks (or one) that are the same calls; the first has all of them."""
+    """Tracks of several ranks (or one) that are the same calls; the first has all of them, but those of steps that it
+    did not record."""
 
     members: tuple[_Member, ...]
     noise_ns: float = 0.0
@@ -147,7 +161,7 @@ def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
     kind = calls.loose
     for place, rank in enumerate(calls.ranks):
         timeline, own = run.ranks[rank], calls.of(place)
-        lane = _lanes(timeline)[calls.row[own]]
+        lane = call_lanes(timeline)[calls.row[own]]
         if not timeline.has_device or (lane == NONE).any():
             return None
         lasted = calls.end_ns[own] - timeline.collectives.start_ns[calls.row[own]]
@@ -155,16 +169,10 @@ def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
             chosen = np.flatnonzero(lane == each)
             at = own.start + chosen
             middle = float(np.median(lasted[chosen]))
-            found.append(_Track(rank=rank, place=at, kind=kind[at], end_ns=calls.end_ns[at], lasted_ns=middle))
-    return found
-
-
-def _lanes(timeline: RankTimeline) -> Ints:
-    """Return the stream of each call; NONE where no kernel of it was recorded."""
-    spans = timeline.spans
-    found = np.full(timeline.collectives.op.size, NONE, np.int64)
-    known = np.flatnonzero(spans.collective >= 0)
-    found[spans.collective[known]] = spans.lane[known]
+            step = timeline.collectives.step[calls.row[at]]
+            found.append(
+                _Track(rank=rank, place=at, kind=kind[at], end_ns=calls.end_ns[at], step=step, lasted_ns=middle)
+            )
     return found
 
 
@@ -263,14 +271,18 @@ def _with_cut(known: Sequence[_Set]) -> list[_Set]:
         _add(shared, at, each.members)
     kept: list[int] = []
     for at, each in enumerate(sets):
-        places = ((longer, _place(each, sets[longer], shared)) for longer in kept[:MOST_SETS])
-        fits = [(longer, place) for longer, place in places if place is not None]
+        fits = []
+        for longer in kept[:MOST_SETS]:
+            place = _place(each, sets[longer], shared)
+            place = _place_by_steps(each, sets[longer], shared) if place is None else place
+            fits += [(longer, place)] if place is not None else []
         if len(fits) != 1:
             kept.append(at)
             continue
         ((longer, place),) = fits
-        joined = tuple(_Member(track=member.track, at=place) for member in each.members)
-        sets[longer] = _Set(members=(*sets[longer].members, *joined), noise_ns=sets[longer].noise_ns)
+        joined = tuple(_Member(track=member.track, at=place + member.at) for member in each.members)
+        noise_ns = max(sets[longer].noise_ns, each.noise_ns)
+        sets[longer] = _Set(members=(*sets[longer].members, *joined), noise_ns=noise_ns)
         _add(shared, longer, joined)
     return [sets[at] for at in kept]
 
@@ -300,6 +312,29 @@ def _place(cut: _Set, longer: _Set, shared: _Shared) -> int | None:
     return place if agree else None
 
 
+def _place_by_steps(one: _Set, other: _Set, shared: _Shared) -> int | None:
+    """Return where the calls of a set begin among those of another one, by the numbers of the steps that both recorded
+    beside others; None where calls of these differ, or do not end as exactly together as those of either set."""
+    mine, its = one.first, other.first
+    if not set(one.ranks).isdisjoint(other.ranks) or NONE in (mine.step.min(), its.step.min()):
+        return None
+    steps = np.intersect1d(mine.step, its.step)
+    here, there = (np.flatnonzero(np.isin(each.step, steps)) for each in (mine, its))
+    if steps.size < FEWEST_SHARED or here.size < FEWEST or here.size in (mine.step.size, its.step.size):
+        return None
+    if not all(np.array_equal(a[here], b[there]) for a, b in ((mine.step, its.step), (mine.kind, its.kind))):
+        return None
+    if here[-1] - here[0] != here.size - 1 or there[-1] - there[0] != there.size - 1:
+        return None
+    apart = mine.end_ns[here] - its.end_ns[there]
+    clock = _clocks_apart_ns(mine, its.rank, shared)
+    limit = TOGETHER_NS + OF_CALL * min(mine.lasted_ns, its.lasted_ns)
+    exact = FAR_LOOSER * max(LEAST_NS, one.noise_ns, other.noise_ns)
+    agree = _noise(apart[None])[0] <= min(limit, exact)
+    agree = agree and (clock is None or abs(float(np.median(apart - clock[here]))) <= limit)
+    return int(there[0] - here[0]) if agree else None
+
+
 def _clocks_apart_ns(track: _Track, other: int, shared: _Shared) -> Floats | None:
     """Return how far the clock of a track's rank is ahead of another rank's at the ends of its calls, as the set with
     the most calls says that has both."""
@@ -316,12 +351,18 @@ def _clocks_apart_ns(track: _Track, other: int, shared: _Shared) -> Floats | Non
 
 def _cut_ranks(made: Iterable[_Set], alone: Iterable[_Track]) -> set[int]:
     """Return the ranks that may lack calls: those with a part of the calls of a set, or with calls of no other rank."""
-    parts = (member.track for each in made for member in each.members if member.track.place.size < each.calls)
+    parts = (
+        member.track
+        for each in made
+        for member in each.members
+        if member.at or member.track.place.size < each.calls or any(other.at for other in each.members)
+    )
     return {track.rank for track in [*parts, *alone]}
 
 
 def _same(calls: GroupCalls, each: _Set, *, whole: bool) -> SameCalls:
     members = sorted(each.members, key=lambda member: member.track.rank)
+    first = min(member.at for member in members)
     places = np.concatenate([member.track.place for member in members])
     counts = [member.track.place.size for member in members]
     row, kind, end, size = (column[places] for column in (calls.row, calls.kind, calls.end_ns, calls.size))
@@ -330,7 +371,9 @@ def _same(calls: GroupCalls, each: _Set, *, whole: bool) -> SameCalls:
             calls, ranks=tuple(member.track.rank for member in members), row=row, kind=kind, end_ns=end, size=size,
             place=np.repeat(np.arange(len(members), dtype=np.int32), counts),
         ),
-        number=np.concatenate([member.at + np.arange(member.track.place.size, dtype=np.int64) for member in members]),
+        number=np.concatenate(
+            [member.at - first + np.arange(member.track.place.size, dtype=np.int64) for member in members]
+        ),
         whole=whole,
     )  # fmt: skip
 

@@ -90,6 +90,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
                 ends = (rank, peer) if sending else (peer, rank)
                 (sends if sending else recvs)[_Way(group, *ends, both)] = rows
     pairs = []
+    strange = {way.group for way in (*sends, *recvs) if _with_strangers(way, members)}
     for way in dict.fromkeys([*sends, *recvs]):
         sent, got = (side.get(way, np.empty(0, np.int64)) for side in (sends, recvs))
         why = _differ(run, way, sent, got, clocks)
@@ -102,7 +103,9 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
             )  # fmt: skip
         else:
             unmatched += sent.size + got.size
-            reasons.append(f"{named(way.group)}, rank {way.sender} to rank {way.receiver}: {why}")
+            on = f", rank {way.sender} to rank {way.receiver}: {why}"
+            of_strangers = ": the peers of some of its calls are not its members: not paired"
+            reasons.append(f"{named(way.group)}{of_strangers if way.group in strange else on}")
     for group, each_rank in batches.items():
         exchanges = _exchanges(run, group, members.get(group or "", ()), each_rank, pairs, clocks)
         if exchanges is None:
@@ -112,6 +115,12 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
     said = list(dict.fromkeys(reasons))
     more = [f"{len(said) - MAX_REASONS} more such reasons for sends and receives"] if len(said) > MAX_REASONS else []
     return PairMatching(pairs=tuple(pairs), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more))
+
+
+def _with_strangers(way: _Way, members: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether the members of a group are known and one of the two ranks is none of them."""
+    own = members.get(way.group or "")
+    return own is not None and not {way.sender, way.receiver} <= set(own)
 
 
 def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:

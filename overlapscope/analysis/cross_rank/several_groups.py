@@ -1,5 +1,5 @@
 """Drop nameless calls that cannot be of one group: no member leaves a call before all have begun, and where the sources
-list the groups, one of them holds all its members."""
+list the groups, one of them holds all its members; of calls launched before the recording, one that later ones name."""
 
 from typing import Final
 
@@ -29,10 +29,12 @@ def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
     dropped: dict[int, str] = {}
     for at, block in enumerate(matching.blocks):
         if block.by_order and block.group is None:
-            if _in_no_listed_group(run, block):
+            of_none = _in_no_listed_group(run, block)
+            if of_none or _in_no_group_of_launched_calls(run, block):
+                groups = "group that the sources list" if of_none else "group of the calls launched later"
                 dropped[at] = (
                     f"{named(block.group)}: {block.calls} {block.op} on ranks {list_some(block.ranks)} are not paired "
-                    "by order: no group that the sources list has these ranks, so they are calls of several groups"
+                    f"by order: no {groups} has these ranks, so they are calls of several groups"
                 )
                 continue
             apart = np.argwhere(_apart(block, one_time=share_host_clock(run.ranks[rank] for rank in block.ranks)))
@@ -60,6 +62,23 @@ def _in_no_listed_group(run: Run, block: MatchedCalls) -> bool:
         set(group.ranks) for group in run.groups if group.ranks is not None and (not sizes or len(group.ranks) in sizes)
     ]
     return set(block.ranks) <= set().union(*fitting) and not any(set(block.ranks) <= each for each in fitting)
+
+
+def _in_no_group_of_launched_calls(run: Run, block: MatchedCalls) -> bool:
+    """Return whether a block holds calls launched before the recording alone, and no group that calls launched later
+    name has all its ranks, though they name one on each of them."""
+    launched: list[set[str]] = []
+    for rank, rows in zip(block.ranks, block.rows, strict=True):
+        timeline = run.ranks[rank]
+        calls = timeline.collectives
+        if not timeline.has_device or (calls.launch_ns[rows] != NONE).any():
+            return False
+        codes = unique(calls.group[calls.launch_ns != NONE])
+        launched.append({timeline.names[code] for code in codes[codes >= 0].tolist()})
+    known = {group.name: set(group.ranks) for group in run.groups if group.ranks is not None}
+    if not all(launched) or not set().union(*launched) <= known.keys():
+        return False
+    return not any(set(block.ranks) <= known[name] for name in set().union(*launched))
 
 
 def _apart(block: MatchedCalls, *, one_time: bool) -> Flags:

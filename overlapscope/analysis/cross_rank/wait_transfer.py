@@ -240,4 +240,9 @@ def waits_by_step(run: Run, splits: Sequence[Split]) -> dict[int, StepWaits]:
 
 def counts_from(clocks: Clocks) -> float:
     """Return the least lead in nanoseconds that counts: beyond jitter and the error of the clocks."""
-    return max(float(LEADS_COUNT_NS), RESIDUALS * (clocks.residual_ns or 0.0))
+    return late_from_ns(clocks.residual_ns)
+
+
+def late_from_ns(residual_ns: float | None) -> float:
+    """Return the same by the residual of the clocks."""
+    return max(float(LEADS_COUNT_NS), RESIDUALS * (residual_ns or 0.0))

@@ -155,6 +155,14 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     during: str | None = None
     """Of a `host` link that lay mostly in one range of the user or a framework, such as data loading or garbage
     collection: its name."""
+    inside: list[str] = []
+    """Of a `host` link that lay mostly inside of calls: names of those that take most of it, the longest first ..."""
+    inside_calls: int = 0
+    """... how many of these calls there are ..."""
+    inside_ns: int = 0
+    """... and how long they last."""
+    step: int | None = None
+    """Of a `host` link whose longest pause lay mostly in the mark of one step: its number."""
     op: str | None = None
     """Operation that made this call, or that launched this span."""
     span: int | None = None

@@ -33,10 +33,14 @@ from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.readings import COLLECTOR
-from overlapscope.timeline.rows import is_one_of
+from overlapscope.timeline.rows import Column, is_one_of, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
+MOST_OF_CALLS: Final = 0.9
+"""Calls are named that take this share of the time inside of calls, ..."""
+MOST_CALL_NAMES: Final = 2
+"""... by at most so many names. Choices: memory is freed and allocated in pairs."""
 BEGIN: Final = int(np.iinfo(np.int64).min)
 NO_RANK: Final = -1
 _WAITS: Final = (LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL, ARRIVE)
@@ -80,7 +84,8 @@ def placed_chain(
         return ()
     runs = _edges_back(graph, part.starts().start + int(at[0]), since_ns)
     found = [_link(graph, ranks, each, since_ns, explains_since_ns) for each in islice(runs, most)]
-    return tuple(each._replace(link=_said(graph, ranks, each, max(since_ns, each.link.start_ns))) for each in found)
+    told = (each._replace(link=_in_step(graph, ranks, each, since_ns)) for each in found)
+    return tuple(each._replace(link=_said(graph, ranks, each, max(since_ns, each.link.start_ns))) for each in told)
 
 
 def lane_of_node(graph: Graph, node: int) -> tuple[int, int] | None:
@@ -131,7 +136,7 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, s
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
         return link
     timeline = ranks[link.rank]
-    shift = int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
+    shift = _shift_ns(graph, timeline, part)
     for mark in get_args(Mark):
         marks = marked_times(graph, timeline, mark)
         if marks is None:
@@ -147,6 +152,27 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, s
     if lane is None or lane[0] != link.rank or 2 * (end_ns - begin_ns) < link.end_ns - since_ns:
         return link
     return msgspec.structs.replace(link, during=range_of_pause(timeline, lane[1], begin_ns - shift, end_ns - shift))
+
+
+def _in_step(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, since_ns: int) -> Link:
+    """Return a link of a host with the step in whose mark its longest pause lay, if that is long."""
+    link = placed.link
+    part = _part(graph, link.rank)
+    if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
+        return link
+    timeline = ranks[link.rank]
+    shift = _shift_ns(graph, timeline, part)
+    begin_ns, end_ns = max(placed.pause_ns[0], since_ns) - shift, placed.pause_ns[1] - shift
+    steps = timeline.steps
+    inside = np.minimum(steps.end_ns, end_ns) - np.maximum(steps.start_ns, begin_ns)
+    if not inside.size or 2 * inside.max() <= end_ns - begin_ns:
+        return link
+    return msgspec.structs.replace(link, step=int(steps.step[inside.argmax()]))
+
+
+def _shift_ns(graph: Graph, timeline: RankTimeline, part: RankPart) -> int:
+    """Return how much later the graph's clock is than that of a rank, which has spans in it."""
+    return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
 
 
 def _edges_back(graph: Graph, node: int, since_ns: int) -> Iterator[Ints]:
@@ -192,6 +218,7 @@ def _link(
     unexplained = np.where(is_one_of(gap, (NO_GAP, BEGINS)), 0, nodes.own_ns[later])
     short = np.flatnonzero(unexplained)
     of_host, calls, longest_ns, before_name = kind in HOST_EDGES, 0, 0, None
+    inside: tuple[list[str], int, int] = [], 0, 0
     if of_host:
         pause_ns = end_ns - np.where(end_ns > since_ns, np.maximum(begin_ns, since_ns), begin_ns)
         longest = int(pause_ns.argmax())
@@ -199,16 +226,35 @@ def _link(
         longest_what, longest_op = _names(its, ranks, int(later[longest]))
         before_name = longest_op or longest_what
         returns = its.returns() if its is not None else slice(0, 0)
-        calls = int(((later >= returns.start) & (later < returns.stop)).sum())
+        ended = (later >= returns.start) & (later < returns.stop)
+        calls = int(ended.sum())
+        if its is not None and 2 * int(pause_ns[ended].sum()) > int(pause_ns.sum()):
+            inside = _longest_calls(its, ranks[its.rank], later[ended], pause_ns[ended])
     explains = int((end_ns - np.maximum(begin_ns, explains_since_ns)).argmax())
     link = Link(
         rank=held_by.rank if held_by is not None else NO_RANK, kind="host" if of_host else EDGE_KINDS[kind],
         known=KNOWN[int(edges.known[run[0]])], what=what, start_ns=int(begin_ns[-1]), end_ns=int(end_ns[0]),
         calls=calls, longest_ns=longest_ns, before=before_name, op=op,
         span=_row(its, named) if its is not None else None,
+        inside=inside[0], inside_calls=inside[1], inside_ns=inside[2],
         unexplained_ns=int(unexplained.sum()), gap=GAPS[int(gap[short[-1]] if short.size else gap[0])],
     )  # fmt: skip
     return PlacedLink(link, node, int(earlier[-1]), (int(begin_ns[explains]), int(end_ns[explains])), run)
+
+
+def _longest_calls(
+    part: RankPart, timeline: RankTimeline, returns: Column, lasted_ns: Ints
+) -> tuple[list[str], int, int]:
+    """Return the names of the calls that take most of the time in calls, the longest first, their number and time.
+
+    `returns` are the nodes at which calls end, `lasted_ns` what of each call counts.
+    """
+    names, at = np.unique(part.call_name[(returns - part.first) % part.calls], return_inverse=True)
+    taken = sum_by(at, lasted_ns, names.size)
+    order = np.argsort(-taken, kind="stable")
+    most = order[: 1 + int(np.searchsorted(np.cumsum(taken[order]), MOST_OF_CALLS * taken.sum()))][:MOST_CALL_NAMES]
+    named = [timeline.name(int(each)) or "a call" for each in names[most]]
+    return named, int(np.isin(at, most).sum()), int(taken[most].sum())
 
 
 def _names(part: RankPart | None, ranks: Mapping[int, RankTimeline], node: int) -> tuple[str | None, str | None]:

@@ -142,11 +142,16 @@ class _Walk:
         return self._with_drained(take(pieces, sort_order(pieces.start_ns, pieces.end_ns)))
 
     def _with_drained(self, pieces: IdlePieces) -> IdlePieces:
-        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited."""
+        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited.
+
+        A long pause of the host that takes longer than the call had waited is none of it: it is lost, wait or not.
+        """
         gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
         after = self._gap_of_wait()[gap]
+        lasted = pieces.end_ns - pieces.start_ns
         bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[after]
-        taken = np.where(bound, pieces.end_ns - pieces.start_ns, 0)
+        bound &= (pieces.stretch != LONG_PAUSE) | (lasted <= self.waited_ns[after])
+        taken = np.where(bound, lasted, 0)
         before = np.cumsum(taken) - taken
         first = np.searchsorted(after, after, side="left")
         saved = np.clip(self.waited_ns[after] - (before - before[first]), 0, taken)

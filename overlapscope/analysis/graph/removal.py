@@ -46,6 +46,9 @@ SLOWDOWN: Final = 1.3
 """Compute is taken to last up to so many times as long beside communication (Echo, arXiv 2412.12487, measured 1.27 for
 matrix products): waits that are gone no longer slow what ran beside them."""
 ROUNDS: Final = 3
+ERROR: Final = 0.03
+"""A replay with the work of peers that are very alike is no more exact than this share of the gain: no two steps take
+the same time. A choice."""
 MOST_SPANS: Final = 250_000
 """Of all ranks: a larger recording is not replayed rank by rank, which would take longer than everything else."""
 MOST_LATE: Final = 8
@@ -63,7 +66,8 @@ _OF_TEST: Final[Mapping[str, NoRemoval]] = {
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """How much shorter windows get without the excess of ranks: the median over peers, and its range; nanoseconds.
 
-    The range also holds what compute gains that no longer runs beside waits for these ranks.
+    The range also holds what compute gains that no longer runs beside waits for these ranks; so does the value, where
+    it was measured how much these waits slow compute down (`relieved`).
     """
 
     ranks: tuple[int, ...]
@@ -188,28 +192,48 @@ def removal(
         return None
     aligned, *taken = (sum(each[at] for each in found) for at in range(count))
     gains = [aligned - each for each in taken]
-    relieved = [aligned]
+    lengths = [aligned]
     if most > 1 and sum(each.graph.num_edges for each in recordings) * MOST_PEERS <= REPLAYED_EDGES:
-        relieved.append(sum(_relieved_ns(each, ranks, programs) for each in recordings))
+        lengths.append(sum(_relieved_ns(each, ranks, programs)[1] for each in recordings))
     return Removal(
         ranks=tuple(ranks), aligned_ns=aligned, gain_ns=round(float(np.median(gains))), low_ns=min(gains),
-        high_ns=max(*gains, aligned - relieved[-1]),
+        high_ns=max(*gains, aligned - lengths[-1]),
     )  # fmt: skip
+
+
+def relieved(
+    recordings: Sequence[Replayed], found: Removal, programs: Mapping[int, object], slowdown: float | None
+) -> Removal:
+    """Return the value of ranks with what compute gains that no longer runs beside waits for them, if it takes
+    `slowdown` times as long beside communication: what was measured of them; None where it was not.
+
+    Compute beside transfers may be slowed more than beside waits, or less: the range holds the value without that, too.
+    It is at least as wide as a replay may be wrong.
+    """
+    gain_ns, edges = found.gain_ns, sum(each.graph.num_edges for each in recordings)
+    if slowdown is not None and slowdown > 1 and edges * MOST_PEERS <= REPLAYED_EDGES:
+        both = [_relieved_ns(each, found.ranks, programs, slowdown) for each in recordings]
+        gain_ns += max(sum(kept - eased for kept, eased in both), 0)
+    low_ns, high_ns = (round(gain_ns * (1 + each)) for each in (-ERROR, ERROR))
+    return replace(found, gain_ns=gain_ns, low_ns=min(found.low_ns, low_ns), high_ns=max(found.high_ns, high_ns))
 
 
 def of_a_step(
     whole: RunGraph, timelines: Mapping[int, RankTimeline], ranks: Sequence[int], programs: Mapping[int, object],
-    since: int | None = None,
+    since: int | None = None, slowdown: float | None = None,
 ) -> Removal | None:  # fmt: skip
     """Return what the ranks are worth together in the mean of the steps that all ranks recorded completely, or of those
-    from the step `since` on; None where there is no such step, or no other rank ran the program of one of them."""
+    from the step `since` on; None where there is no such step, or no other rank ran the program of one of them.
+    `slowdown` as for `relieved`."""
     steps = job_bounds(whole.graph, timelines)
     runs = step_runs([each for each in steps if since is None or (each.step is not None and each.step >= since)])
     count = sum(steps for _, steps in runs)
     windows = tuple(window for window, _ in runs)
-    found = removal([Replayed(graph=whole.graph, windows=windows)], ranks, programs) if count else None
+    replayed = [Replayed(graph=whole.graph, windows=windows)]
+    found = removal(replayed, ranks, programs) if count else None
     if found is None:
         return None
+    found = relieved(replayed, found, programs, slowdown)
     return replace(
         found, aligned_ns=round(found.aligned_ns / count), gain_ns=round(found.gain_ns / count),
         low_ns=round(found.low_ns / count), high_ns=round(found.high_ns / count),
@@ -239,8 +263,11 @@ def _peers(graph: Graph, ranks: Sequence[int], programs: Mapping[int, object]) -
     return {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
 
 
-def _relieved_ns(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object]) -> int:
-    """Return what windows take with the work of a peer, if compute is `SLOWDOWN` times as long beside communication.
+def _relieved_ns(
+    one: Replayed, ranks: Sequence[int], programs: Mapping[int, object], slowdown: float = SLOWDOWN
+) -> tuple[int, int]:
+    """Return what windows take with the work of a peer as recorded, and if compute is `slowdown` times as long beside
+    communication.
 
     What ran beside a wait that is gone is then shorter. Where communication runs depends on that in turn: the times are
     replayed a few times, first with that of a replay in which compute takes what it took. Begun without any slowdown,
@@ -248,24 +275,25 @@ def _relieved_ns(one: Replayed, ranks: Sequence[int], programs: Mapping[int, obj
     """
     graph, start = one.graph, aligned_starts(one.graph)
     peer_of = {rank: own[0] for rank, own in _peers(graph, ranks, programs).items()}
-    free = _scaled_compute(graph, start, graph.nodes.time_ns, faster=True)
+    free = _scaled_compute(graph, start, graph.nodes.time_ns, slowdown, faster=True)
     change, gone = with_work_of(graph, peer_of, free), with_work_of(graph, peer_of, start)
     if change is None or gone is None:
-        return one.length_ns(start)
+        return (one.length_ns(start),) * 2
     value = changed_times(graph, gone)
+    kept_ns = sum(each.length_ns(value) for each in one.windows)
     for _ in range(ROUNDS):
-        value = changed_times(graph, _scaled_compute(graph, change, value, faster=False))
-    return sum(each.length_ns(value) for each in one.windows)
+        value = changed_times(graph, _scaled_compute(graph, change, value, slowdown, faster=False))
+    return kept_ns, sum(each.length_ns(value) for each in one.windows)
 
 
-def _scaled_compute(graph: Graph, change: Change, value: Ints, *, faster: bool) -> Change:
+def _scaled_compute(graph: Graph, change: Change, value: Ints, slowdown: float, *, faster: bool) -> Change:
     """Return a change in which compute takes the time that it needs free of communication, or beside it again."""
     lag = change.lag_ns.copy()
     for part in graph.ranks:
         comm, compute = (np.flatnonzero(part.span_kind == kind) for kind in (COMM, COMPUTE))
         start, end = value[part.starts()], value[part.ends()]
         busy = BusyTime(union((start[comm], end[comm]))).within(start[compute], end[compute])
-        needs = 1 - busy / np.maximum(end[compute] - start[compute], 1) * (1 - 1 / SLOWDOWN)
+        needs = 1 - busy / np.maximum(end[compute] - start[compute], 1) * (1 - 1 / slowdown)
         edges = run_edges(graph, part)[compute]
         lag[edges] = np.rint(lag[edges] * (needs if faster else 1 / needs)).astype(np.int64)
     return replace(change, lag_ns=lag)

@@ -24,9 +24,14 @@ LONG: Final = 1.5
 """A step is long from this many times the median of all: one pause of a second would else be the cause of what others
 expose. But of more than ..."""
 FEWEST_STEPS: Final = 3
-"""Of fewer the time between two begins is one figure, and none is an exception."""
+"""Of fewer none is an exception."""
 SHORTER: Final = 0.99
 """A job's pace is said from this share of its steps. A choice: a difference of less moves no conclusion."""
+FEWEST_INTERVALS: Final = 3
+"""It is a median of so many times between two begins, or more, ..."""
+STEADY: Final = 1.1
+"""... where the longest of their middle half is at most so many times the shortest: else a job has several paces, as
+where it slows down or only some steps communicate. A choice."""
 NEXT_TO_NOTHING: Final = 0.01
 """Largest share of what a step communicates at most that is next to nothing. A choice: a loss summed over ranks is
 less, gradients are not."""
@@ -71,8 +76,9 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     """Ranks that the means are over."""
     step_ns: int | None = None
     pace_ns: int | None = None
-    """How long after each other the job's steps begin, where that is shorter: steps of ranks overlap then, as one rank
-    begins a step while another ends the one before. Null elsewhere."""
+    """How long after each other the job's steps begin, where that is shorter than these steps: steps of ranks overlap
+    then, as one rank begins a step while another ends the one before. Null elsewhere, and where four steps that follow
+    each other were not recorded, or have no one pace."""
     exposed_comm_ns: int | None = None
     """Null where no communication was recorded."""
     exposed_wait_ns: int | None = None
@@ -179,7 +185,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
         steps=len(table.steps) if of_steps else 0,
         ranks=list(table.ranks),
         step_ns=None if step_ns is None else round(step_ns),
-        pace_ns=_pace_ns(table, step_ns) if of_steps and step_ns else None,
+        pace_ns=_pace_ns(table) if of_steps and step_ns else None,
         causes={cause: ns for cause, ns in causes.items() if ns},
         idle_causes={cause: ns for cause, ns in idle.items() if ns},
         job_steps=_job_steps(table),
@@ -187,17 +193,20 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     )
 
 
-def _pace_ns(table: StepFigures, step_ns: float) -> int | None:
-    """Return the median time between begins of steps that follow each other; None where it is about a step, or not
-    known."""
+def _pace_ns(table: StepFigures) -> int | None:
+    """Return the median time between begins of steps that follow each other; None where it is about as long as these
+    same steps, where they have no one pace, or where that is not known."""
     windows, numbers = table.windows, [step for step, _ in table.steps]
-    if windows is None or len(numbers) < FEWEST_STEPS:
+    if windows is None:
         return None
     begin = np.where(windows.start_ns == NONE, np.iinfo(np.int64).max, windows.start_ns).min(axis=(0, 2))
-    between = np.diff(begin)[np.diff(numbers) == 1]
-    between = between[between > 0]
-    pace = float(np.median(between)) if between.size >= FEWEST_STEPS - 1 else step_ns
-    return round(pace) if pace < SHORTER * step_ns else None
+    between = np.diff(begin)
+    follows = (np.diff(numbers) == 1) & (between > 0)
+    between, steps_ns = between[follows], table.job.step_ns[:-1][follows]
+    if between.size < FEWEST_INTERVALS:
+        return None
+    low, pace, high = np.percentile(between, (25, 50, 75)).tolist()
+    return round(pace) if high <= STEADY * low and np.median(between / steps_ns) < SHORTER else None
 
 
 def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from overlapscope.analysis.per_rank.kernels import KernelTotals
 
 ELEMENTWISE: Final = "elementwise"
 COMPILED: Final = "compiled (Triton)"
+COPIES: Final = "copies and fills"
 OTHER: Final = "other kernels"
 FAMILIES: Final = {
     "attention": re.compile(r"flash|fmha|attention|attn", re.IGNORECASE),
@@ -17,7 +18,7 @@ FAMILIES: Final = {
         r"gemm|nvjet|Cijk_|xmma|cutlass|splitK|matmul|convolve|conv\d?d|winograd|(?:wgrad|dgrad|fprop)_|MIOpenConv",
         re.IGNORECASE,
     ),
-    "copies and fills": re.compile(
+    COPIES: re.compile(
         r"copy|FillFunctor|CatArray|chunk_cat|split_with_sizes|transpose|nchwToNhwc|nhwcToNchw", re.IGNORECASE
     ),
     "normalisation": re.compile(

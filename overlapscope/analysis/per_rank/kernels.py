@@ -12,7 +12,7 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, size
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Flags, Floats, Ints, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
@@ -26,6 +26,11 @@ step. Where ..."""
 OWN_GRIDS: Final = 0.4
 """... this share of its launches have a grid of their own, they differ between layers, too, as sizes of batches do not:
 such grids are no measure of its work."""
+UNLIKE: Final = 1.5
+"""A call takes unlike long from this factor of the median of its kernel's calls on the rank, up or down. A choice:
+beside communication one takes up to 1.3 times as long."""
+MIXED: Final = 0.1
+"""A kernel does unlike work in its calls where this share of its time is in such ones. A choice."""
 LARGER: Final = 1.02
 """A kernel is larger than those of its name on other ranks above this factor of their grid."""
 
@@ -43,7 +48,8 @@ class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
     larger: float
     """Share of the compute time in kernels with larger grids than those of their name on other ranks."""
     usual_ns: float
-    """Time that its kernels would take at the usual speed."""
+    """Time that its kernels would take at the usual speed. Of those that do unlike work in their calls, as large and
+    small matrix products of one name and grid, the usual time is not known: they are as slow as the others."""
     sized: float = 1.0
     """Share of the compute time in kernels whose grids may measure their work: not those that have others in each
     step."""
@@ -61,6 +67,8 @@ class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
     operations, as in CPU runs."""
     steps: int = 1
     """That were recorded; 1 without marks."""
+    mixed: Flags | None = None
+    """Which of them do unlike work in their calls, by how long these take; None where that is not known."""
 
 
 def compared(tables: Mapping[int, KernelTotals]) -> dict[int, RankCompute]:
@@ -153,7 +161,19 @@ def sum_kernels(timeline: RankTimeline) -> KernelTotals:
         total_ns=total[first],
         alike=timeline.has_device,
         steps=max(size(timeline.steps), 1),
+        mixed=_are_mixed(taken, opens, count)[first],
     )
+
+
+def _are_mixed(taken: Ints, opens: Ints, count: Ints) -> Flags:
+    """Return which kernels have calls that take unlike long; `opens` is the first row of each, `count` how many."""
+    kernel = np.repeat(np.arange(opens.size), count)
+    middle = taken[sort_order(kernel, taken)][opens + (count - 1) // 2] if opens.size else opens
+    usual = middle[kernel]
+    unlike = (taken > UNLIKE * usual) | (taken * UNLIKE < usual)
+    of_all, of_unlike = (np.bincount(kernel, each, opens.size) for each in (taken, taken * unlike))
+    mixed: Flags = of_unlike > MIXED * of_all
+    return mixed
 
 
 def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
@@ -181,18 +201,27 @@ def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
             sized=sized,
         )
     ratios, weights = taken[known] / expected[known], expected[known]
-    order = np.argsort(ratios)
-    # Kernels of 0 ns, as measured by a coarse clock, say nothing about the speed.
-    slowness = float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]) or 1.0
+    slowness = _slowness(ratios, weights)
+    mixed = np.zeros(known.size, np.bool_) if table.mixed is None else known & table.mixed
+    even = known & ~mixed
+    # Equal devices differ by some percent: to be a little faster is no more work.
+    pace = max(_slowness(taken[even] / expected[even], expected[even]) if even.any() else slowness, 1.0)
     return RankCompute(
         compute_ns=round(compute),
         slowness=slowness,
         evenness=float(weights[ratios >= 1 + (taken[known].sum() / weights.sum() - 1) / 2].sum() / weights.sum()),
         compared=float(taken[known].sum() / compute) if compute else 0.0,
         larger=share,
-        usual_ns=float(weights.sum() + taken[~known].sum() / slowness),
+        usual_ns=float(expected[even].sum() + taken[mixed].sum() / pace + taken[~known].sum() / slowness),
         sized=sized,
     )
+
+
+def _slowness(ratios: Floats, weights: Floats) -> float:
+    """Return the median of ratios of times, weighted; 1 where it is 0: kernels of 0 ns, as measured by a coarse clock,
+    say nothing about the speed."""
+    order = np.argsort(ratios)
+    return float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]) or 1.0
 
 
 def _sized(table: KernelTotals, name: Codes) -> float:

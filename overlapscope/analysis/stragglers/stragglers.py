@@ -10,6 +10,7 @@ waited for another rank itself, belongs to that rank (`lateness`); its cause is 
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.wait_transfer import RankWait, Split, leads
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.interference import interference
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.stragglers.chance import chances
 from overlapscope.analysis.stragglers.late_range import late_range
@@ -55,6 +57,8 @@ ALIKE: Final = 0.25
 """Where one rank has that share and was late in three steps or more, each time by about as much, or with more time on a
 core than its peers each time, this probability is allowed: what happens by chance lasts now longer, now shorter. Three
 steps of two ranks, or of three, are then enough."""
+MOST_MEASURED: Final = 8
+"""Ranks whose slowdown beside communication is measured for the value of late ones."""
 REMOVAL_STEP: Final = "removal_step_ns"
 """The evidence of what a step gains without the excess of ranks, the mean over steps: the median, the lowest and the
 highest over peers."""
@@ -280,7 +284,7 @@ def may_be_late(waits: Mapping[int, RankWait], window_ns: Mapping[int, int | Non
 
 def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     """Return the ranks that are late, and what they are worth; None if that is not much, or why it is not known."""
-    from overlapscope.analysis.graph.removal import late_together, needed, of_a_step, programs_of, removal  # noqa: PLC0415 - a recording without host events needs no graph
+    from overlapscope.analysis.graph.removal import late_together, needed, of_a_step, programs_of, relieved, removal  # noqa: PLC0415 - a recording without host events needs no graph
 
     programs = programs_of(run.ranks)
     late = late_together(whole.graph, programs)
@@ -292,11 +296,23 @@ def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     found = needed(whole.replayed, found, programs)
     if found.low_ns <= 0 or found.gain_ns < WEIGHS * found.aligned_ns:
         return None
-    a_step = of_a_step(whole, run.ranks, found.ranks, programs)
-    return replace(found, a_step=a_step, since=_since(run, whole, found.ranks, programs))
+    slowdown = _slowdown(run, found.ranks)
+    a_step = of_a_step(whole, run.ranks, found.ranks, programs, slowdown=slowdown)
+    since = _since(run, whole, found.ranks, programs, slowdown)
+    return replace(relieved(whole.replayed, found, programs, slowdown), a_step=a_step, since=since)
 
 
-def _since(run: Run, whole: "RunGraph", ranks: Sequence[int], programs: Mapping[int, object]) -> "Removal | None":
+def _slowdown(run: Run, late: Sequence[int]) -> float | None:
+    """Return how many times as long compute takes beside communication on ranks that are not late, in the median; None
+    where it was measured on none of them."""
+    others = [timeline for rank, timeline in run.ranks.items() if rank not in late][:MOST_MEASURED]
+    measured = [interference(each.spans).value for each in others]
+    return median([each.times for each in measured if not isinstance(each, str)] or [0.0]) or None
+
+
+def _since(
+    run: Run, whole: "RunGraph", ranks: Sequence[int], programs: Mapping[int, object], slowdown: float | None
+) -> "Removal | None":
     """Return what a step gains without the excess of one rank, since its device is slower; None where it always was."""
     from overlapscope.analysis.graph.removal import of_a_step  # noqa: PLC0415 - a recording without host events needs no graph
 
@@ -305,7 +321,7 @@ def _since(run: Run, whole: "RunGraph", ranks: Sequence[int], programs: Mapping[
     (rank,) = ranks
     alike = [each for each in run.ranks if each != rank and programs[each] == programs[rank]]
     step = onset(rank, alike, run).get("since_step")
-    return None if step is None else of_a_step(whole, run.ranks, ranks, programs, since=step)
+    return None if step is None else of_a_step(whole, run.ranks, ranks, programs, step, slowdown)
 
 
 def beside_slow_links(held: Sequence[Straggler], links: Sequence[Finding]) -> list[Straggler]:

@@ -15,6 +15,9 @@ family is the ranges of one thread whose names are equal except for a number at 
 - without a number (`train_step`), it is repeated and covers at least half of the time from the first to the last: a
   range `step` around the optimizer alone does not.
 
+vLLM's ranges of a batch (`execute_context_0(0)_generation_112(112)`) mark steps, too, where all of them fill prompts or
+none does, and they cover nearly all of the time, one after the other.
+
 Of several families, our own marks come first, then the profiler's, then numbered ones, then the one that covers the
 most time. Rising numbers are the steps' numbers; otherwise steps are counted from 0 in order.
 
@@ -49,6 +52,14 @@ _OTHER: Final = re.compile(
     r"|(?<!forward)(?<!forward.)(?<!forward.{2})(?<!forward.{3})(?<!forward.{4})(?<!forward.{5})backward"
 )
 _METHOD: Final = re.compile(r"[a-z0-9_)\]]\.[a-z]*$")
+_BATCH: Final = re.compile(
+    r"execute_(?:context_(?P<context>[0-9]+)(?:\([0-9]+\))?_generation|new_(?P<new>[0-9]+)_cached)_[0-9]+(?:\([0-9]+\))?"
+)
+"""What vLLM calls its ranges of a batch: how many requests fill their prompts in it, and how many go on."""
+_FILLS, _GOES_ON = "vllm batch with prompts", "vllm batch without prompts"
+_NEARLY_ALL, _HALF = 0.95, 0.5
+"""Least share of the time from the first to the last that ranges of batches, and others, cover. A choice: a server that
+does other things between its batches has no steps."""
 _DIGITS: Final = re.compile(r"[0-9]+")
 _FAVOURED: Final = ("overlapscope.step", "profilerstep")
 _ADDED: Final = re.compile(r", (?:stashed[ _])?(?:seq|op_id|sizes|input_op_ids|trace_id) = .*", re.DOTALL)
@@ -185,7 +196,8 @@ def step_ranges(
     best: tuple[tuple[int, int, int], tuple[str, bool], Ints] | None = None
     for key, members in families.items():
         chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
-        if not _qualifies(chosen, start_ns, end_ns, numbered=key[1] and not most_of_time):
+        least = _NEARLY_ALL if key[0] in (_FILLS, _GOES_ON) else 0 if key[1] and not most_of_time else _HALF
+        if not _qualifies(chosen, start_ns, end_ns, least):
             continue
         preference = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
         order = (-preference, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))
@@ -209,7 +221,11 @@ def step_ranges(
 
 def _mark(text: str) -> tuple[str, int | None] | None:
     """Return (family, number) of a name that may mark a step; None for any other name."""
-    found = _MARK.fullmatch(text.strip().lower()) if len(text) <= 256 else None
+    if len(text) > 256:
+        return None
+    if batch := _BATCH.fullmatch(text.strip()):
+        return (_FILLS if int(batch["context"] or batch["new"] or 0) else _GOES_ON), None
+    found = _MARK.fullmatch(text.strip().lower())
     if not found:
         return None
     family = _DIGITS.sub("#", found["family"])
@@ -225,12 +241,13 @@ def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints
     return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range sorts before one with the same start
 
 
-def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> bool:
+def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, least: float) -> bool:
+    """Return whether ranges do not overlap, and are repeated and cover this share of the time, if it is above 0."""
     start, end = start_ns[rows], end_ns[rows]
     if (start[1:] < end[:-1]).any():
         return False
     covered, span = int((end - start).sum()), int(end[-1] - start[0])
-    return numbered or (rows.size > 1 and 2 * covered >= span)
+    return not least or (rows.size > 1 and covered >= least * span)
 
 
 class RangeNames:

@@ -99,6 +99,8 @@ class _Member(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     ranks: Mapping[int, "_Rank"]
     """By rank; empty where it states none."""
+    assumed: bool
+    """Whether its ranks are not stated, but assumed."""
 
     @classmethod
     def of(cls, path: Path, reading: Reading, given: Mapping[str, int]) -> "_Member":
@@ -113,6 +115,7 @@ class _Member(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             path=path, format=reading.source.format, window=_window(reading) or (NONE, NONE),
             world_size=reading.world_size, device=None if device in (None, "mixed") else str(device), ranks=ranks,
+            assumed=reading.ranks_assumed,
         )  # fmt: skip
 
 
@@ -186,7 +189,8 @@ def _excluded(job: Sequence[_Member], unit: Sequence[_Member]) -> str | None:
             if before is None:
                 continue
             if now.processes and before.processes and not now.processes & before.processes:
-                return f"rank {rank} is another process"
+                unsure = " (ranks are assumed: if it is the same job, say them with --rank)" if each.assumed else ""
+                return f"rank {rank} is another process{unsure}"
             if apart_ns > DAY_NS and now.steps and before.steps and now.steps[0] <= before.steps[1]:
                 return f"rank {rank} begins its steps again on another day"
     return None

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from overlapscope.analysis.graph.answers import Chain, Link, Moment
 from overlapscope.analysis.graph.model import KNOWN, ORDER
-from overlapscope.report.formatting import EXPLAIN, aligned, ms, short
+from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, short
 
 LONGEST_NAME: Final = 36
 MOST_FRAMES: Final = 30
@@ -188,13 +188,16 @@ class Stretch(NamedTuple):
     """Number of links it stands for."""
 
 
-def stretches(chain: Sequence[Link], *, brief: bool = False) -> list[Stretch]:
-    """Return the rows of a chain, the latest first; `brief` names no kernels."""
+def stretches(chain: Sequence[Link], *, brief: bool = False, step: int | None = None) -> list[Stretch]:
+    """Return the rows of a chain, the latest first; `brief` names no kernels. Where a host was in another step than
+    `step`, that is said."""
     found = []
     for _, group in groupby(chain, key=_stretch()):
         links = list(group)
         known = links[0].known if len(links) == 1 else KNOWN[ORDER]
         words = _words(links, brief=brief)
+        if step is not None and len(links) == 1 and links[0].step not in (None, step):
+            words = words.replace("host: ", f"host, in step {links[0].step}: ", 1)
         found.append(Stretch(links[-1].start_ns, links[0].end_ns, links[0].rank, known, words, len(links)))
     return found
 
@@ -241,9 +244,12 @@ def link_words(each: Link, *, brief: bool = False) -> str:
         words = f"host: {last}"
         if each.span is not None and each.calls <= 1:
             words = "no recorded work of the thread: it waited, slept, or ran Python"
+        elif each.calls > 1 and 2 * each.inside_ns > each.end_ns - each.start_ns:
+            names = " and ".join(short(name, LONGEST_NAME) for name in each.inside)
+            words = f"host: {count(each.inside_calls, 'call')} of {names}, {ms(each.inside_ns)} ms, until {last}"
         elif each.calls > 1:
             pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
-            words = f"host: {each.calls} calls to {last}, longest pause {pause}"
+            words = f"host: {each.calls} calls until {last}, longest pause {pause}"
         elif each.longest_ns >= PAUSE_NS:
             words = f"host: until {last}"
         if each.during:

@@ -172,7 +172,7 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
         for each in stretches(
             [replace(link, start_ns=max(link.start_ns, loss.start_ns)) for link in loss.chain.chain
-             if link.end_ns > loss.start_ns], brief=True
+             if link.end_ns > loss.start_ns], brief=True, step=loss.step
         )
     ]  # fmt: skip
     folds = [[inside[at] for at in fold] for fold in folded([each[1:] for each in inside])]

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import short
-from overlapscope.analysis.result import Analysis, Skew
+from overlapscope.analysis.cross_rank.wait_transfer import late_from_ns
+from overlapscope.analysis.result import Analysis, Skew, SkewRank
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent
@@ -233,7 +234,15 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
     rows = [*aligned([wait_head(lacks=lacks), *shown])]
     if len(shown) < len(cells):
         rows.append(f"{len(cells) - len(shown)} more ranks that delayed others less: --all")
+    late_ns = late_from_ns(skew.residual_ns)
+    listed = sorted(skew.ranks, key=_most_blame)[: len(shown)]
+    if any(not each.times_last and each.blame_ns > late_ns for each in listed):
+        rows.append(f"Late arrivals are those by more than {ms(late_ns)} ms; delays add up smaller ones, too.")
     return rows
+
+
+def _most_blame(each: SkewRank) -> tuple[int, int]:
+    return -each.blame_ns, each.rank
 
 
 def lacks_members(analysis: Analysis) -> bool:
@@ -254,7 +263,7 @@ def wait_rows(skew: Skew, *, lacks: bool = False) -> list[tuple[str, ...]]:
             f"rank {each.rank}", ms(each.wait_ns), *([] if lacks else [percent(each.wait_fraction)]), ms(each.blame_ns),
             str(each.times_last),
         )
-        for each in sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
+        for each in sorted(skew.ranks, key=_most_blame)
     ]  # fmt: skip
 
 
@@ -319,7 +328,10 @@ def _clocks(skew: Skew, *, all_rows: bool, in_sets: bool) -> list[str]:
     more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
     residual = f", residual {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
     one = ", though all hosts have one name: it may be one clock" if skew.one_host else ""
-    of_whom = "the reference rank of the ranks that calls connect each with" if in_sets else "the reference rank"
+    zero = [int(rank) for rank, off in skew.clock_offset_ns.items() if not off]
+    of_whom = f"rank {min(zero)}" if zero else "the reference rank"
+    if in_sets:
+        of_whom = "the reference rank of the ranks that calls connect each with"
     return [f"Clock offsets from {of_whom}, ms (corrected above{residual}): {offsets}{more}{one}."]
 
 

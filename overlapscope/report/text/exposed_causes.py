@@ -17,7 +17,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
-from overlapscope.report.formatting import MAX_WIDTH, aligned, ms, percent
+from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
@@ -27,6 +27,9 @@ OR_RANKS: Final = {"dependency": ", or for other ranks", "tail": " (or waiting)"
 """What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
 SHARE_WITHIN: Final = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""
+MEANS_FROM: Final = 1.25
+"""From so many times the median exposed time on that the mean is, milliseconds are means, too: shares of all steps are
+of what the longer ones expose, and the median step has little of it. A choice."""
 
 
 def exposed_causes_text(analysis: Analysis) -> str:
@@ -55,6 +58,9 @@ def exposed_causes_text(analysis: Analysis) -> str:
         rows.append(sums.row(groups.get(causes) or label(causes[0]), causes))
         rows += [sums.row(f"  {label(each)}", [each]) for each in causes if len(causes) > 1 and sums.shows(each)]
     lines = list(aligned(rows))
+    if sums.mean_ns is not None:
+        exposes = f"the mean step exposes {ms(sums.mean_ns)} ms, the median one {ms(head.exposed_comm_ns)} ms"
+        lines.append(f"Milliseconds are means of {count(sums.steps, 'step')}: {exposes}.")
     if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
         lines.append(fill(_may_wait(analysis), MAX_WIDTH, break_on_hyphens=False))
     return "\n".join(lines)
@@ -75,15 +81,25 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours a day; empty where they are not known."""
     price: float | None
     """Of a GPU-hour."""
+    mean_ns: float | None
+    """What the mean step exposes, where milliseconds are means; else None: they are of the median."""
+    steps: int
+    """Number of steps of that mean."""
 
     @classmethod
     def of(cls, analysis: Analysis) -> Self:
-        every, cost = usual_causes(analysis), analysis.throughput
+        every, cost, head = usual_causes(analysis), analysis.throughput, analysis.headline
         hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
+        of_all = every == causes_of_all_steps(analysis)
+        without = cost.cut_short if cost else []
+        exposed = [each.exposed_comm_ns for each in head.job_steps if each.step not in without]
+        mean_ns = sum(exposed) / len(exposed) if exposed and of_all and every else 0.0
         return cls(
-            head=analysis.headline,
+            head=head,
             every=every,
-            of_steps="of all steps" if every == causes_of_all_steps(analysis) else "of steps but outliers",
+            of_steps=("of whole steps" if without else "of all steps") if of_all else "of steps but outliers",
+            mean_ns=mean_ns if mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) else None,
+            steps=len(exposed),
             hours=hours,
             price=cost.price_per_gpu_hour if cost and hours else None,
         )
@@ -92,7 +108,7 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
     def differ(self) -> bool:
         """Whether the shares of the median and of all steps do."""
         exposed_ns, total = self.head.exposed_comm_ns or 1, self.every.total()
-        return any(
+        return self.mean_ns is None and any(
             abs(self.head.causes.get(cause, 0) / exposed_ns - ns / total) > SHARE_WITHIN
             for cause, ns in self.every.items()
         )
@@ -117,7 +133,8 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     def columns(self) -> list[str]:
         """Return the heads of the columns."""
-        found = ["why exposed", f"ms a {self.head.window}", *["share"] * self.differ]
+        of_mean = "mean " if self.mean_ns is not None else ""
+        found = ["why exposed", f"{of_mean}ms a {self.head.window}", *["share"] * self.differ]
         found.append(self.of_steps if self.every else "share")
         return [*found, *["GPU-hours a day"] * bool(self.hours), *["price a day"] * (self.price is not None)]
 
@@ -126,7 +143,12 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         exposed_ns = self.head.exposed_comm_ns or 1
         ns, taken = (sum(of.get(each, 0) for each in causes) for of in (self.head.causes, self.hours))
         share = sum(self.every[each] for each in causes) / self.every.total() if self.every else ns / exposed_ns
-        cells = [label, ms(ns), *[percent(ns / exposed_ns)] * self.differ, percent(share)]
+        cells = [
+            label,
+            ms(ns if self.mean_ns is None else share * self.mean_ns),
+            *[percent(ns / exposed_ns)] * self.differ,
+            percent(share),
+        ]
         cells += [f"{taken:,.1f}"] if self.hours else []
         return [*cells, *([] if self.price is None else [f"{taken * self.price:,.2f}"])]
 

@@ -4,6 +4,7 @@ from typing import Final
 
 from overlapscope.analysis.cost.throughput import Amount, Throughput, gpu_hours_a_day
 from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 
 _KNOWN_FROM = {"recorded": "", "log": "by the log", "option": "as stated"}
@@ -92,7 +93,8 @@ def _hours(found: Throughput, head: Headline) -> str:
 
 
 def _of_median(found: Throughput, head: Headline) -> str:
-    """Return what the headline's median step gives, where that differs by much from what all steps together give."""
+    """Return which steps the hours are of, and what the headline's median step gives, where that differs by much from
+    what these steps together give; which steps also where something before the first of them is in none."""
     pairs = [
         (gpu_hours_a_day(ns / head.step_ns, found.devices or 0), hours)
         for ns, hours in (
@@ -104,9 +106,24 @@ def _of_median(found: Throughput, head: Headline) -> str:
         median is not None and abs(median - hours) >= max(APART * max(median, hours), APART_HOURS)
         for median, hours in pairs
     ):
-        return ""
+        return f", over {_which_steps(found)}" if found.lead is not None else ""
     medians = " and ".join(f"{median:,.1f}" for median, _ in pairs)
-    return f", over all {count(found.steps, 'step')}; the median step, which milliseconds are of, gives {medians}"
+    return f", over {_which_steps(found)}; the median step, which milliseconds are of, gives {medians}"
+
+
+def _which_steps(found: Throughput) -> str:
+    """Return which steps GPU-hours are of, and what lies before them."""
+    cut, lead = found.cut_short, found.lead
+    which = f"all {count(found.steps, 'step')}"
+    if cut:
+        steps = f"step{'s' * (len(cut) > 1)} {list_some(cut)}, which no step follows"
+        which = f"{found.steps} of {found.steps + len(cut)} steps, without {steps}"
+    if lead is None:
+        return which
+    return (
+        f"{which}{', and' if cut else ','} without {ms(lead.quiet_ns)} ms before the first launch of step {lead.step} "
+        "in which no device work was recorded"
+    )
 
 
 def cost_text(hours: float | None, price: float | None) -> str:

@@ -183,6 +183,7 @@ def nothing_to_gain(base: Scenario, bounds: Bounds) -> list[str]:
         return []
     exposed, gained = base.exposed_comm_ns / 1e6, max(left, 0) / 1e6
     return [
-        f"of {exposed:.3f} ms exposed communication only {gained:.3f} ms would be gained without any: the rest of the "
-        "step waits for the host, or for other work, meanwhile"
+        f"of {exposed:.3f} ms exposed communication (a step of the rank that has most, mean over steps) only "
+        f"{gained:.3f} ms would be gained without any: the rest of the step waits for the host, or for other work, "
+        "meanwhile"
     ]

@@ -190,7 +190,10 @@ def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
         stuck = sum(_is_stuck(each.change(graph, TimeParts())) for graph in case.graphs)
         if stuck:
             of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
-            why.append(f"{_knobs(each)} is not replayed: the replay of {of} does not end with it")
+            why.append(
+                f"{_knobs(each)} is not replayed: with it ranks would launch the calls of {of} in different orders, "
+                "and wait for each other for ever"
+            )
         else:
             found.append(each)
     return found, why

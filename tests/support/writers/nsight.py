@@ -67,6 +67,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
     arguments: Sequence[str] = ()
     epoch_ns: int | None = EPOCH_NS
+    session_ns: tuple[int, int] | None = None
+    """When the session began and ended on the system's clock."""
     metadata: Mapping[str, str] = {}
     schemas: Sequence[tuple[int, int, int, Mapping[str, tuple[int | None, int]]]] = ()
     """(domain, schema, payload size, {field: (offset, type)})."""
@@ -149,8 +151,13 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
             for idx, (name, (offset, kind)) in enumerate(fields.items()):
                 self._insert(db, "NVTX_PAYLOAD_SCHEMA_ENTRIES", [domain, schema, idx, kind, name, offset])
         if self.epoch_ns is not None:
-            db.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT)")
-            self._insert(db, "TARGET_INFO_SESSION_START_TIME", [self.epoch_ns, "2026-05-26T07:58:50"])
+            system = ", systemClockNs INTEGER" if self.session_ns else ""
+            db.execute(f"CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT{system})")
+            began = [self.epoch_ns, "2026-05-26T07:58:50", *(self.session_ns or ())[:1]]
+            self._insert(db, "TARGET_INFO_SESSION_START_TIME", began)
+        if self.session_ns is not None:
+            db.execute("CREATE TABLE ANALYSIS_DETAILS (startTime INTEGER, stopTime INTEGER)")
+            self._insert(db, "ANALYSIS_DETAILS", self.session_ns)
         facts = [("PROCESS_0:ENVIRONMENT_VARIABLE", f'{name}="{text}"') for name, text in self.environment.items()]
         facts += [(f"PROCESS_0:ARGUMENT_{at}", text) for at, text in enumerate(self.arguments)]
         if facts:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import SHORTENS, advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
-from overlapscope.advice.losses.exposed_remedies import BY_TURNS, INSTEAD, UNEVEN_STAGES
+from overlapscope.advice.losses.exposed_remedies import BY_TURNS, FILLS, INSTEAD, MORE_BATCHES, UNEVEN_STAGES
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice, fsdp_reasons
 from overlapscope.advice.rule_input import RuleInput
@@ -430,12 +430,23 @@ def test_ranks_that_are_late_by_turns_get_no_comparison_of_their_batches() -> No
         assert named.apply["torch"] == text
 
 
-def test_stages_are_to_be_evened_only_where_they_are_uneven() -> None:
+def test_stages_are_to_be_evened_where_they_are_uneven_and_batches_more_where_the_schedule_takes_much() -> None:
     run = recorded(ONE)
     analysis = analyze(run)
     head = replace(analysis.headline, causes={"pipeline": 80 * MS}, exposed_comm_ns=90 * MS)
-    uneven = Finding(id="uneven_stages:stage1", severity="warning", title="", evidence={}, known_from="")
-    for findings, text in (([], INSTEAD["pipeline"]), ([uneven], UNEVEN_STAGES)):
+    work = {"stage": 1, "ranks": [1], "work_ns": {"0": MS, "1": MS}, "more_ns": 0}
+    uneven = Finding(id="uneven_stages:stage1", severity="warning", title="", evidence=work, known_from="")
+    fills, little = (
+        Finding(id="pipeline_fill", severity="info", title="", evidence={"fill_share": share}, known_from="")
+        for share in (0.2, 0.19)
+    )
+    for findings, text in (
+        ([], INSTEAD["pipeline"]),
+        ([uneven], UNEVEN_STAGES),
+        ([fills], MORE_BATCHES.format(share="20.0 %")),
+        ([little], FILLS.format(share="19.0 %")),
+        ([uneven, little], "\n".join([UNEVEN_STAGES, FILLS.format(share="19.0 %")])),
+    ):
         known = replace(analysis, headline=head, findings=findings)
         named = largest_loss(RuleInput.of(run, known, match_and_align(run)), [])
         assert named

@@ -475,6 +475,18 @@ def test_a_call_behind_another_operation_on_its_lane_is_reported() -> None:
     assert "busy_lane" in fired(queue(Sent(start=600, end=690, launch=105, op="reduce_scatter", group="h")))
 
 
+def test_a_call_that_begins_later_than_the_one_before_it_ends_had_not_waited_for_that() -> None:
+    """It had waited for its data: compute runs between them."""
+    behind = Sent(start=600, end=690, launch=105, op="all_gather")
+    later = Sent(start=800, end=890, launch=111, op="reduce_scatter")
+    before = Sent(start=200, end=600, launch=101, op="reduce_scatter")
+    first, second = Kernel(start=0, end=200, launch=0), Kernel(start=690, end=800, launch=110)
+    last = Kernel(start=890, end=990, launch=112)
+    busy = fired(always(first, before, behind, second, later, last))["busy_lane"]
+    pairs = [(each["before"][0], each["behind"][0]) for each in busy.evidence["pairs"]]
+    assert pairs == [("reduce_scatter", "all_gather")]
+
+
 def test_a_call_behind_its_own_kind_waits_for_the_link() -> None:
     run = queue(Sent(start=600, end=690, launch=105, op="reduce_scatter"))
     assert "queued" not in analyze(run).ranks[0].steps[0].causes

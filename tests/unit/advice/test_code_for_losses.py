@@ -9,6 +9,7 @@ from overlapscope.advice.losses.exposed_remedies import BY_TURNS, INSTEAD, SLOW_
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.losses.own_calls import (
     BESIDE_BACKWARD,
+    FEWER_BYTES,
     IN_BUCKETS,
     LAST_BUCKET,
     ON_CORES,
@@ -93,7 +94,7 @@ def test_that_no_rank_is_late_throughout_is_not_said_where_one_was_not_recorded(
     assert advised("peer_compute", missing=missing) == said
 
 
-@pytest.mark.parametrize(("waits", "said"), [(0, REPLAY_CAPS), (None, LAST_BUCKET)])
+@pytest.mark.parametrize(("waits", "said"), [(0, REPLAY_CAPS), (None, FEWER_BYTES)])
 def test_a_replay_of_caps_is_named_where_buckets_were_recorded_and_waiting_is_known(
     waits: int | None, said: str
 ) -> None:

@@ -237,6 +237,19 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
 
 
+@pytest.mark.parametrize(("size_bytes", "custom"), [((8 << 20) - 1, True), (8 << 20, False)])
+def test_of_a_server_only_calls_that_its_own_all_reduce_takes_are_sent_to_that(
+    size_bytes: int, *, custom: bool
+) -> None:
+    call = Sent(start=301, end=500, launch=1, dimension="tensor", size_bytes=size_bytes)
+    batch = Range(name="execute_context_0(0)_generation_1(1)", start=0, end=1)
+    found = fired(always(*COMPUTED, call, batch))["tensor_parallel"]
+    assert found.title.startswith("Shorten or avoid the calls of tensor parallelism: ")
+    assert ("--disable-custom-all-reduce" in found.apply["serving"]) == custom
+    assert "fewer devices a replica" in found.apply["serving"]
+    assert found.assumed == ["that all of their exposed time is gone: the gain is an upper bound"]
+
+
 @pytest.mark.parametrize(
     ("op", "size_bytes", "end", "said"),
     [
@@ -404,6 +417,15 @@ def test_a_run_without_a_device_is_spoken_of_without_launches() -> None:
 
 
 # --- published effects -----------------------------------------------------------------------------------------------
+
+
+def test_published_effects_that_lose_much_and_gain_much_are_not_shown() -> None:
+    exchange = Sent(start=301, end=800, launch=1, op="all_to_all", dimension="expert")
+    assert fired(always(*COMPUTED, exchange))["expert_parallel"].published == []
+    ends = [each.gain for each in published_effects()["expert_parallel"] if each.kind == "end-to-end"]
+    assert min(ends) < -0.2 < 0.2 < max(ends), "these are known, and say nothing to act on"
+    tensor = Sent(start=301, end=500, launch=1, dimension="tensor")
+    assert fired(always(*COMPUTED, tensor))["tensor_parallel"].published
 
 
 def test_every_published_effect_has_a_source_a_condition_and_both_values() -> None:

@@ -170,3 +170,17 @@ def test_a_rank_that_computes_longer_in_most_steps_has_another_role() -> None:
     in_turn = steps((29, 29, 29, 43, 29), (29, 29, 29, 29, 43), (29, 29, 29, 43, 29))
     assert [_always(rank, last_stage) for rank in (0, 3, 4)] == [False, True, True]
     assert [_always(rank, in_turn) for rank in (0, 3, 4)] == [False, False, False]
+
+
+def test_a_rank_that_was_late_in_one_call_of_two_steps_is_not_called_late() -> None:
+    found = late(job((1, -1), sent_ns=2 * MS))
+    assert found is not None
+    assert (
+        "10 ms of the 10 ms by which rank 1 came last are in one call, 50 ms after step 0 began: it was late once"
+        in (found.title)
+    )
+    assert "what the host of rank 1 did before that call" in found.apply["look"]
+    assert found.evidence["one_call"]["step"] == 0
+    for run in (job((1, 1), sent_ns=2 * MS), job((1, -1, -1, -1), sent_ns=2 * MS)):
+        other = late(run)
+        assert other is None or "late once" not in other.title

@@ -122,9 +122,28 @@ def test_what_is_copied_to_the_host_is_no_weight_of_a_layer() -> None:
     found = fired(stepping(MODEL, Kernel(start=900, end=990, name=TO_HOST)))["copies_on_compute_stream"]
     assert "copies to the host on the compute stream take 0.09 ms of a " in found.title
     assert "pin_memory=True" in found.apply["torch"]
-    assert "async_save" in found.apply["torch"]
+    assert "async_save" not in found.apply["torch"], "what each step copies is no checkpoint"
     assert "weight" not in found.apply["torch"]
     assert "copied later" in found.assumed[0]
+
+
+def test_copies_to_the_host_are_counted_without_those_to_the_device() -> None:
+    back = Kernel(start=0, end=40, name=NAME)
+    model = Kernel(start=40, end=900)
+    found = fired(stepping(back, model, Kernel(start=900, end=990, name=TO_HOST)))["copies_on_compute_stream"]
+    assert "copies to the host on the compute stream take 0.09 ms of a " in found.title
+    assert (found.loss_ns, found.evidence["to_device_ns"]) == (90 * US, 0)
+
+
+@pytest.mark.parametrize(("launch", "memory", "said"), [(999, "Pinned", False), (950, "Pinned", True),
+                                                        (999, "Pageable", True)])  # fmt: skip
+def test_what_a_host_waits_for_before_it_launches_more_could_run_beside_nothing(
+    launch: float, memory: str, *, said: bool
+) -> None:
+    copy = Kernel(start=900, end=990, name=f"Memcpy DtoH (Device -> {memory})")
+    model = Kernel(start=100, end=900, launch=5)
+    small = Kernel(start=995, end=1000, launch=launch - 1)
+    assert ("copies_on_compute_stream" in fired(stepping(model, copy, small))) == said
 
 
 @pytest.mark.parametrize(("others_us", "alone"), [(0, True), (15, True), (40, False)])
@@ -141,6 +160,7 @@ def test_copies_of_a_single_step_are_of_that_step_and_not_a_mean(others_us: int,
     if alone:
         assert "take 0.4 ms in step 3 alone, and" in found.title
         assert (found.per, found.loss_ns) == ("recording", (400 + (STEPS - 1) * max(others_us, 1)) * US)
+        assert "async_save" in found.apply["torch"]
     else:
         assert "of a 1 ms step, and" in found.title
         assert found.per == "step"

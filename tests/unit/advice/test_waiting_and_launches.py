@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from overlapscope.advice import advise as advice
 from overlapscope.advice.advise import advise, by_rules
+from overlapscope.advice.job_kind import job_kind
+from overlapscope.advice.losses.blocked_host import instead_of
+from overlapscope.advice.losses.host_time import worth_naming
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.answers import CriticalPath, StepPath
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.graph.answers import CriticalPath, Link, StepPath
+from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, concat, make, take
 from overlapscope.timeline.run import Run
 from tests.support.graph_programs import Launch, Operation, Sync, Work, simulate
@@ -169,6 +172,44 @@ def test_what_a_host_waits_for_decides_what_to_write_instead(operation: str | No
         assert code in found.apply["torch"]
         assert ("synchronize()" in found.apply["torch"]) is (operation is None)
         assert found.published == []
+
+
+def test_calls_with_next_to_nothing_of_a_loss_are_not_named() -> None:
+    step = [Launch(0, 1_000 * US), Sync(), Work(300 * US), Launch(0, 20 * US), Sync(0), Work(10 * US)]
+    found = fired(simulate({0: repeated(*step)}).run)["blocking_calls"]
+    assert "(cudaDeviceSynchronize)" in found.title
+    assert "cudaStreamSynchronize" in found.evidence["calls"]
+    assert worth_naming({"a": 94, "b": 5, "c": 1}) == ["a", "b"]
+
+
+def test_a_rank_that_waits_far_more_than_the_mean_is_named_with_its_own() -> None:
+    kernel, work = Launch(0, 1_000 * US), Work(400 * US)
+    waits, runs = repeated(kernel, Sync(), work), [*repeated(kernel), *[work] * STEPS]
+    assert " on rank 1) because " in fired(simulate({0: runs, 1: waits}).run)["blocking_calls"].title
+    assert " on rank " not in fired(simulate({0: waits, 1: waits}).run)["blocking_calls"].title
+
+
+@pytest.mark.parametrize(
+    ("copy", "launch", "lines"),
+    [
+        ("Memcpy DtoH (Device -> Pageable)", "cudaLaunchKernel", ["x = x.pin_memory()", "# no torch"]),
+        ("Memcpy DtoH (Device -> Pinned)", "cudaLaunchKernel", ["# no torch"]),
+        ("Memcpy DtoH", "cudaGraphLaunch_v10000", ["x = x.pin_memory()", "# launch the next graph before"]),
+        ("a kernel", "cudaGraphLaunch_v10000", ["x = x.pin_memory()", "# no torch"]),
+    ],
+)
+def test_the_copy_that_is_waited_for_and_the_launch_after_it_decide_what_to_write_instead(
+    copy: str, launch: str, lines: list[str]
+) -> None:
+    chain = [
+        Link(rank=0, kind=kind, known="recorded", what=what, start_ns=0, end_ns=1)
+        for kind, what in (("launch", launch), ("host", launch), ("sync", copy))
+    ]
+    shown = ShownBy(rank=0, start_ns=0, end_ns=1, chain=chain)
+    waits = [("cudaEventSynchronize", None), ("cudaMemcpyAsync", None)]
+    *found, last = instead_of(job_kind(always(Kernel(start=0, end=10))), waits, shown)["torch"].splitlines()
+    assert [each[: len(line)] for each, line in zip(found, lines, strict=True)] == lines
+    assert "set_sync_debug_mode" in last
 
 
 def test_what_launches_show_is_not_shown_again_for_waits() -> None:

@@ -138,6 +138,31 @@ def test_ranges_of_the_job_mark_steps_where_the_profiler_marks_none(tmp_path, na
     assert bool(note and named) == any(note in each for source in run.sources for each in source.warnings if note)
 
 
+@pytest.mark.parametrize(
+    ("names", "took", "numbers"),
+    [
+        pytest.param([f"execute_context_0(0)_generation_{at}({at})" for at in (3, 4, 3)], 96, [0, 1, 2], id="vLLM's"),
+        pytest.param([f"execute_context_1({at})_generation_3" for at in (8, 9, 7)], 96, [0, 1, 2], id="with prompts"),
+        pytest.param([f"execute_new_{at}_cached_2" for at in (2, 1, 1)], 96, [0, 1, 2], id="of older versions"),
+        pytest.param(["execute_context_0(0)_generation_3(3)"] * 3, 90, [], id="other things are done between them"),
+        pytest.param(
+            ["execute_context_0(0)_generation_2(2)", "execute_context_1(9)_generation_2(2)"] * 2, 96, [],
+            id="with prompts and without",
+        ),
+    ],
+)  # fmt: skip
+def test_batches_of_a_server_are_steps_where_they_are_of_one_kind_and_cover_the_time(tmp_path, names, took, numbers):
+    event = {"ph": "X", "pid": 42, "tid": 1}
+    events = [
+        *({**event, "cat": "user_annotation", "name": name, "ts": 100 * at, "dur": took}
+          for at, name in enumerate(names)),
+        *({**event, "cat": "cpu_op", "name": "aten::mm", "ts": 100 * at, "dur": 50} for at in range(len(names))),
+    ]  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    assert [each.step for each in step_windows(read_inputs([path]).ranks[0])] == numbers
+
+
 def test_numbered_ranges_of_a_job_that_cover_little_of_the_time_mark_no_steps(tmp_path):
     event = {"ph": "X", "pid": 42, "tid": 1}
     events = [

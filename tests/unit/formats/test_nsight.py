@@ -324,6 +324,22 @@ def test_absent_tables_are_no_error(tmp_path: Path, left: str) -> None:
     assert int(timeline.spans.start_ns.min()) < 3000, "without a session's start, times are since it"
 
 
+@pytest.mark.parametrize(
+    ("session_ns", "start", "since"),
+    [
+        ((900, 1000), 950, 900),  # later than the session lasted: on the system's clock
+        ((900, 1000), 50, 0),
+        ((40, 1000), 50, 0),  # may be either
+        ((900, 1000), 1200, 0),  # may be neither
+    ],
+)
+def test_times_on_the_systems_clock_are_told_by_when_the_session_was(
+    tmp_path: Path, session_ns: tuple[int, int], start: int, since: int
+) -> None:
+    path = export(tmp_path, kernels=[Kernel(name="k", start=start, end=start + 4)], session_ns=session_ns)
+    assert only(path).spans.start_ns.tolist() == [EPOCH_NS + start - since]
+
+
 def test_normalized_times_are_not_shifted_again(tmp_path: Path) -> None:
     kernels = [Kernel(name="k", start=EPOCH_NS + 5, end=EPOCH_NS + 9)]
     path = export(tmp_path, kernels=kernels, metadata={"EXPORT_PARAM_TIME_NORMALIZE": "true"})

@@ -11,7 +11,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs, read_jobs
 from tests.conftest import shared_file
-from tests.support.writers import kineto
+from tests.support.writers import kineto, nsight
 
 DAY_NS = 24 * 3600 * 10**9
 HOUR_NS = 3600 * 10**9
@@ -73,6 +73,18 @@ def test_a_job_that_was_started_again_is_another_run(tmp_path: Path) -> None:
         record(tmp_path / f"a{rank}.json", rank, process=10 + rank)
         record(tmp_path / f"b{rank}.json", rank, at_ns=HOUR_NS + rank, process=20 + rank)
     assert jobs_in(tmp_path) == [{"a0.json", "a1.json"}, {"b0.json", "b1.json"}]
+
+
+def test_assumed_ranks_of_another_job_are_said_to_be_assumed(tmp_path: Path) -> None:
+    for number in range(2):
+        ids = [{"pid": 100 * number + at, "correlation": at} for at in (1, 2)]
+        kernels = [nsight.Kernel(name="k", start=5, end=9, device=at, **own) for at, own in enumerate(ids)]
+        calls = [nsight.Call(name="cudaLaunchKernel_v7000", start=1, end=2, **own) for own in ids]
+        export = nsight.Export(kernels=kernels, calls=calls, epoch_ns=nsight.EPOCH_NS + number * HOUR_NS)
+        export.write(tmp_path / f"node{number}.sqlite")
+    assert [job.why for job in read_jobs([tmp_path])] == [
+        "", "rank 0 is another process (ranks are assumed: if it is the same job, say them with --rank)"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("at_ns", [HOUR_NS, 3 * DAY_NS])

@@ -111,6 +111,29 @@ def test_a_table_has_a_second_column_of_shares_only_where_the_median_step_differ
         assert table(with_causes(ALIKE, steps))[0] == ["why exposed", "ms a step", *columns]
 
 
+def test_milliseconds_are_means_where_the_mean_step_exposes_much_more_than_the_median_one() -> None:
+    """The median step exposes 4 ms; a slower step, as long as no outlier is, exposes more, waiting for its transfer."""
+    slow = {"dependency": 3, "slow_transfer": 11, "queued": 1}
+
+    def of(third: Mapping[str, int], exposed_ms: int) -> Analysis:
+        known = with_causes(ALIKE, [USUAL_MS, USUAL_MS, third, USUAL_MS])
+        steps = [
+            replace(each, exposed_comm_ns=(exposed_ms if at == 2 else 4) * MS)
+            for at, each in enumerate(known.headline.job_steps)
+        ]
+        return replace(known, headline=replace(known.headline, job_steps=steps))
+
+    assert table(of(slow, 15)) == [
+        ["why exposed", "mean ms a step", "of all steps"],
+        ["the next compute waited for it", "3.000", "44.4 %"],
+        ["transfer slower than its baseline", "2.750", "40.7 %"],
+        ["queued behind another collective", "1.000", "14.8 %"],
+    ]
+    said = "Milliseconds are means of 4 steps: the mean step exposes 6.750 ms, the median one 4.000 ms."
+    assert said in shown.render(of(slow, 15)).splitlines()
+    assert table(of({"dependency": 3, "queued": 5}, 8))[0][1] == "ms a step", "5 ms are not more than 1.25 times 4"
+
+
 # --- the longest loss ------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +291,28 @@ def test_what_a_thread_did_before_is_said_where_no_call_of_it_was_recorded() -> 
     assert link_words(work(0, 50, None, kind="host")) == "what its thread did before"
     assert link_words(work(0, 50, None, kind="launch")) == "launched"
     assert link_words(work(0, 50, "gemm")) == "compute gemm"
+
+
+def host(*, calls: int = 24, inside_ns: int = 0, step: int | None = None, during: str | None = None) -> Link:
+    return Link(
+        rank=0, kind="host", known="order", what="cudaLaunchKernel", op="aten::embedding", start_ns=100 * MS,
+        end_ns=200 * MS, span=None, calls=calls, longest_ns=9 * MS, before="cudaMalloc", during=during,
+        inside=["cudaFree", "cudaMalloc"], inside_calls=22, inside_ns=inside_ns, step=step,
+    )  # fmt: skip
+
+
+def test_calls_in_which_a_host_mostly_was_are_named_with_their_number_and_time() -> None:
+    until = "aten::embedding (cudaLaunchKernel)"
+    assert link_words(host(inside_ns=51 * MS)) == f"host: 22 calls of cudaFree and cudaMalloc, 51.000 ms, until {until}"
+    half = f"host: 24 calls until {until}, longest pause 9.000 ms before cudaMalloc"
+    assert link_words(host(inside_ns=50 * MS)) == half
+
+
+def test_a_loss_says_that_the_host_was_in_another_step() -> None:
+    """The loss is of step 3."""
+    for step, words in ((4, "host, in step 4: in load, before"), (3, "host: in load, before"), (None, "host: in load")):
+        assert words in longest_loss_text(loss_of([host(step=step, during="load")])).splitlines()[1]
+    assert "in step" not in chain_lines([host(step=4)])[1], "of no step"
 
 
 def test_parts_of_a_sum_that_would_be_shown_as_nothing_are_left_out() -> None:

@@ -272,11 +272,28 @@ def test_one_rank_alone_has_nothing_to_say_of_others() -> None:
     assert shown_lines(analyze(replace(run, ranks={0: run.ranks[0]}))) == []
 
 
+def test_delays_without_a_late_arrival_are_explained() -> None:
+    analysis = analyze(job())
+    for blame_ns, times_last, residual_ns, said in (
+        (60_000, 0, 0, ["Late arrivals are those by more than 0.050 ms; delays add up smaller ones, too."]),
+        (60_000, 1, 0, []),
+        (50_000, 0, 0, []),
+        (100_000, 0, 30_000, ["Late arrivals are those by more than 0.090 ms; delays add up smaller ones, too."]),
+    ):
+        ranks = [
+            replace(each, blame_ns=blame_ns, times_last=times_last) if each.rank == 1 else replace(each, blame_ns=0)
+            for each in analysis.skew.ranks
+        ]
+        lines = shown_lines(with_skew(analysis, ranks=ranks, residual_ns=residual_ns))
+        assert [each for each in lines if each.startswith("Late arrivals")] == said
+
+
 def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     analysis = analyze(job())
     assert not any(each.startswith("Clock offsets") for each in shown_lines(analysis))
     far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 90_000, "3": 120_000})
     (line,) = [each for each in shown_lines(far) if each.startswith("Clock offsets")]
+    assert line.startswith("Clock offsets from rank 0, ms")
     assert line.endswith(": rank 1 -3,600,000.000, rank 3 +0.120.")
     assert "the ranks that calls connect" not in line
     apart = replace(far, headline=replace(far.headline, longest_because="clocks"))

@@ -18,7 +18,7 @@ from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.result import Bounds, Scenario, WhatIf
-from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, run_replay
+from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, nothing_to_gain, run_replay
 from overlapscope.whatif.run_replay.transfers import retimed
 from overlapscope.whatif.step_graph.graph_case import OLDER
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
@@ -50,6 +50,16 @@ def test_a_job_whose_host_is_late_gains_nothing_from_links_and_is_told_why() -> 
     paused = row(answer, host_pauses_ms=3.0)
     assert paused.predicted_step_ns < 0.9 * (base.measured_step_ns or 0)
     assert paused.hypothetical
+
+
+def test_exposed_time_that_nothing_shortens_is_said_to_be_of_one_rank() -> None:
+    base = row(answered(run_of("a100_ddp"), 2.0), link_speed=2.0)
+    base = replace(base, predicted_step_ns=100 * MS, exposed_comm_ns=10 * MS)
+    bounds = Bounds(no_comm_ns=98 * MS, perfect_overlap_ns=98 * MS, no_overlap_ns=100 * MS)
+    (words,) = nothing_to_gain(base, bounds)
+    assert words.startswith("of 10.000 ms exposed communication (a step of the rank that has most, mean over steps) ")
+    assert "only 2.000 ms would be gained" in words
+    assert nothing_to_gain(base, replace(bounds, no_comm_ns=94 * MS)) == []
 
 
 def test_the_error_bar_of_a_scenario_is_that_of_alike_steps() -> None:

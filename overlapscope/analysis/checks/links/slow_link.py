@@ -1,9 +1,9 @@
 """Find links that slow collectives down, from the counters of connections or from the durations of equal transfers.
 
 A link is slow in comparison with something: the job's other connections, the stated rate of the interface, other groups
-that make the same call, or the same calls earlier. Without any of these there is no finding. In a ring every call is as
-slow as its slowest link, so durations alone do not show whose link it is; a rank is named only where all slow transfers
-are its own, and no other transfer is.
+that make the same call, or the same calls at other times. Without any of these there is no finding. In a ring every
+call is as slow as its slowest link, so durations alone do not show whose link it is; a rank is named only where all
+slow transfers are its own, and no other transfer is.
 """
 
 from collections import defaultdict
@@ -26,7 +26,8 @@ FEWEST_GROUPS: Final = 3
 LONGER: Final = 2.0
 """A group is slow when its 10th percentile is so many times the 90th percentile of a quick group ..."""
 AT_LEAST_NS: Final = 50_000
-"""... and this much more; the same rule compares a group's calls after a moment with those before."""
+"""... and this much more; the same rule compares a group's calls after a moment with those before, and calls of some
+steps with those of the others."""
 QUICK: Final = 4
 """The quick group is at the quarter (1 / QUICK) of all groups: a rank's slow link makes all of its groups slow."""
 MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
@@ -36,8 +37,14 @@ Ranks = tuple[int, ...]
 
 
 def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
-    """Return at most one finding, from the best evidence: connections, then equal groups, then earlier calls."""
-    return compare_connections(flows(run)) or compare_groups(run, splits, pairs) or compare_with_earlier(run, splits)
+    """Return at most one finding, from the best evidence: connections, then equal groups, then the calls of other
+    times."""
+    return (
+        compare_connections(flows(run))
+        or compare_groups(run, splits, pairs)
+        or compare_with_earlier(run, splits)
+        or compare_steps(run, splits)
+    )
 
 
 def with_cores(run: Run, found: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
@@ -87,6 +94,56 @@ def _became_slow(split: Split) -> tuple[int, float] | None:
         if times >= LONGER and after - before >= AT_LEAST_NS and (best is None or times > best[1]):
             best = int(order[at]), times
     return best
+
+
+def compare_steps(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare each group's calls of a few steps in a row with those before and after them, to find a link that was slow
+    for a while, as when other traffic shares it.
+
+    Only for device runs, as `compare_with_earlier`. Groups count whose slow steps meet those of the slowest one.
+    """
+    found: dict[Ranks, list[tuple[float, int, int]]] = defaultdict(list)
+    usual: set[Ranks] = set()
+    for each in splits:
+        ranks = each.block.ranks
+        if not each.block.whole or each.transfer_ns.size < 2 * FEWEST_CALLS:
+            continue
+        steps = run.ranks[ranks[0]].collectives.step[each.block.rows[0]]
+        known = steps != NONE
+        slow = _slow_steps(each.transfer_ns[known], steps[known])
+        if slow is None or not all(run.ranks[rank].has_device for rank in ranks):
+            usual.add(ranks)
+        else:
+            found[ranks].append(slow)
+    most = {ranks: max(each) for ranks, each in found.items() if ranks not in usual}
+    if not most:
+        return []
+    _, first, last = max(most.values())
+    met = {ranks: times for ranks, (times, begin, end) in most.items() if begin <= last and end >= first}
+    which = f"steps {first} to {last}" if last > first else f"step {first}"
+    others = usual | (most.keys() - met.keys())
+    return [_of_transfers(met, others, f"in {which} as before and after", {"steps": [first, last]}, "was")]
+
+
+def _slow_steps(transfer_ns: Ints, steps: Ints) -> tuple[float, int, int] | None:
+    """Return how many times as long transfers take in some steps in a row as before and after them, the first and the
+    last of these steps; None where there are none, or no steps before or after them.
+
+    Most calls are outside of them: so the median is not of the slow ones.
+    """
+    if transfer_ns.size < 2 * FEWEST_CALLS:
+        return None
+    long = steps[transfer_ns >= LONGER * float(np.median(transfer_ns))]
+    if not long.size:
+        return None
+    first, last = int(long.min()), int(long.max())
+    inside = (steps >= first) & (steps <= last)
+    if min(int(inside.sum()), int((~inside).sum())) < FEWEST_CALLS or first == steps.min() or last == steps.max():
+        return None
+    least = float(np.quantile(transfer_ns[inside], 0.1, method="lower"))
+    most = float(np.quantile(transfer_ns[~inside], 0.9, method="higher"))
+    times = least / max(most, 1.0)
+    return (times, first, last) if times >= LONGER and least - most >= AT_LEAST_NS else None
 
 
 def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
@@ -145,7 +202,11 @@ def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
 
 
 def _of_transfers(
-    slow: Mapping[Ranks, float], usual: Collection[Ranks], compared: str, evidence: Mapping[str, Any]
+    slow: Mapping[Ranks, float],
+    usual: Collection[Ranks],
+    compared: str,
+    evidence: Mapping[str, Any],
+    is_slow: str = "is",
 ) -> Finding:
     rank = _own(slow, usual)
     slowest = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
@@ -154,8 +215,9 @@ def _of_transfers(
     return Finding(
         id="slow_link" if rank is None else f"slow_link:rank{rank}",
         severity="warning",
-        title=f"{where} is slow: {groups} of ranks {list_some(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
-        f"{slowest[0][1]:.1f} times as long {compared} (transfer time, without wait time)",
+        title=f"{where} {is_slow} slow: {groups} of ranks {list_some(slowest[0][0])} "
+        f"{'take' if len(slow) > 1 else 'takes'} {slowest[0][1]:.1f} times as long {compared} "
+        "(transfer time, without wait time)",
         evidence={
             "rank": rank,
             "groups": [

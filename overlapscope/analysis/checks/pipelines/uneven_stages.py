@@ -6,7 +6,7 @@ Work is compared at the usual speed of each kernel, so that a slow device does n
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -42,8 +42,10 @@ class _StepWork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of the stages in a median step, at the usual speed of their kernels."""
 
     work_ns: Mapping[int, float]
+    computed_ns: Mapping[int, float]
+    """How long they compute, as measured."""
     more_ns: float
-    """Of the heaviest stage, than the median of the others."""
+    """Of the heaviest stage, than the median of the others: by work or as measured, whichever is less."""
 
 
 def uneven_stages(
@@ -99,11 +101,18 @@ def _finding(
             "ranks": ranks,
             "work_ns": _rounded(usual),
             "more_ns": round(more.ns),
-            **({} if step is None else {"more_step_ns": round(step.more_ns), "step_work_ns": _rounded(step.work_ns)}),
+            **({} if step is None else _evidence(step)),
             **({} if layer_ns is None else {"layer_step_ns": round(layer_ns)}),
         },
         known_from="trace",
     )
+
+
+def _evidence(step: _StepWork) -> dict[str, Any]:
+    return {
+        "more_step_ns": round(step.more_ns), "step_work_ns": _rounded(step.work_ns),
+        "step_computed_ns": _rounded(step.computed_ns),
+    }  # fmt: skip
 
 
 def _recorded(run: Run, work: Mapping[int, RankCompute]) -> dict[int, list[int]]:
@@ -139,18 +148,15 @@ def _of_a_step(
     step_ns: Mapping[int, Mapping[int, int]],
 ) -> _StepWork | None:  # fmt: skip
     """Return the work of a step; None where no complete step of a stage is known, or it is not heavier in its steps."""
-    found = {}
+    found, computed = {}, {}
     for stage, ranks in by_stage.items():
-        known = [
-            median(step_ns[rank].values()) * work[rank].usual_ns / work[rank].compute_ns
-            for rank in ranks
-            if step_ns.get(rank) and work[rank].compute_ns
-        ]
-        if not known:
+        own_ns = {rank: median(step_ns[rank].values()) for rank in ranks if step_ns.get(rank) and work[rank].compute_ns}
+        if not own_ns:
             return None
-        found[stage] = median(known)
-    more = found[heaviest] - median([ns for stage, ns in found.items() if stage != heaviest])
-    return _StepWork(work_ns=found, more_ns=more) if more > 0 else None
+        found[stage] = median(ns * work[rank].usual_ns / work[rank].compute_ns for rank, ns in own_ns.items())
+        computed[stage] = float(median(own_ns.values()))
+    more = min(each[heaviest] - median([ns for at, ns in each.items() if at != heaviest]) for each in (found, computed))
+    return _StepWork(work_ns=found, computed_ns=computed, more_ns=more) if more > 0 else None
 
 
 def _layer_ns(

@@ -7,7 +7,12 @@ import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.building.host_waits import begins_by_correlation
-from overlapscope.analysis.graph.building.stream_waits import StreamWaits, awaited_spans, stream_waits
+from overlapscope.analysis.graph.building.stream_waits import (
+    CLOCKS_AGREE_NS,
+    StreamWaits,
+    awaited_spans,
+    stream_waits,
+)
 from overlapscope.analysis.graph.model import (
     EVENT,
     FIRST_OF_LANE,
@@ -205,25 +210,37 @@ def _with_events(
     waits = start - best > OWN_NS
     found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & (made is not None))))
     if made is not None:
+        found = _with_late_ends(spans, launch, made.span[waits[made.span]], found)
         known = awaited_spans(spans, launch, made, np.where(waits, found, -1))
         found[(known >= 0) & ~waits] = -1
         more = np.flatnonzero((known >= 0) & (known != found))
         edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, INFERRED, 0))
     has = np.flatnonzero(found >= 0)
-    lag = np.where(waits[has], start[has] - end[found[has]], 0)
+    lag = np.where(waits[has], np.maximum(start[has] - end[found[has]], 0), 0)
     edges.append(edges_of(first_start + count + found[has], first_start + has, EVENT, INFERRED, lag))
     best = best.copy()
     best[has] = np.maximum(best[has], end[found[has]] + lag)
     return best
 
 
-def _ended_before(spans: Spans, launch: Ints, asking: Ints) -> Ints:
-    """Return the span of another lane, launched before, that ended last within `EVENT_WITHIN_NS` before; else -1."""
+def _with_late_ends(spans: Spans, launch: Ints, waiting: Ints, found: Ints) -> Ints:
+    """Return what each span waited for, also where its end was marked up to `CLOCKS_AGREE_NS` later: for spans whose
+    stream a call made wait (`waiting`), and of which nothing ended as near before."""
+    near = np.where(found >= 0, spans.start_ns - spans.end_ns[found], EVENT_WITHIN_NS)[waiting]
+    asking = np.unique(waiting[near > CLOCKS_AGREE_NS])
+    late = _ended_before(spans, launch, asking, CLOCKS_AGREE_NS)
+    ends_late = (late >= 0) & (spans.end_ns[late] > spans.start_ns)
+    return np.where(ends_late, late, found)
+
+
+def _ended_before(spans: Spans, launch: Ints, asking: Ints, late_ns: int = 0) -> Ints:
+    """Return the span of another lane, launched and begun before, that ended last within `EVENT_WITHIN_NS` before, or
+    up to `late_ns` later; else -1."""
     start, end, lane = spans.start_ns, spans.end_ns, spans.lane
     found = np.full(lane.size, -1, np.int64)
     by_end = sort_order(end)
     ends = end[by_end]
-    at = np.searchsorted(ends, start[asking], side="right")
+    at = np.searchsorted(ends, start[asking] + late_ns, side="right")
     for _ in range(LOOK_BACK):
         at = at - 1
         near = (at >= 0) & (ends[at] >= start[asking] - EVENT_WITHIN_NS)
@@ -245,7 +262,10 @@ def _is_full(spans: Spans, ready: Ints, start: Ints) -> Flags:
 
 
 def _holder(spans: Spans, asking: Ints) -> Ints:
-    """Return the span of another lane in whose last wave each of `asking` began; -1 for none."""
+    """Return the span of another lane in whose last wave each of `asking` began; -1 for none.
+
+    Communication is none: its kernels occupy few of a device's processors.
+    """
     start, end, lane = spans.start_ns, spans.end_ns, spans.lane
     found = np.full(lane.size, -1, np.int64)
     by_end = sort_order(end)
@@ -261,6 +281,7 @@ def _holder(spans: Spans, asking: Ints) -> Ints:
         left = ends[at] - start[asking]
         in_last_wave = left <= np.maximum(LAST_WAVE_NS, LAST_WAVE * (end[other] - start[other]))
         fits = (start[other] < start[asking]) & (lane[other] != lane[asking]) & in_last_wave
+        fits &= spans.kind[other] != COMM
         found[asking[fits]] = other[fits]
         asking, at = asking[~fits], at[~fits]
     return found

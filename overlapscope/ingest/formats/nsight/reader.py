@@ -35,6 +35,12 @@ _VARIABLES: Final = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 """Variables of rank and world size, by launcher; the first that is set decides."""
+_SESSION_TIMES: Final = (
+    ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
+    ("TARGET_INFO_SESSION_START_TIME", "systemClockNs"),
+    ("ANALYSIS_DETAILS", "stopTime"),
+)
+"""Tables and columns that say when the session began, on two clocks, and when it ended, on the system's clock."""
 MACHINE_BITS: Final = 48
 """Bits of a process key below those that tell machines (hardware and virtual machine) apart."""
 KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
@@ -63,7 +69,8 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     if recording.work.start_ns.size == 0:
         why = f" ({damage[0]})" if damage else views or "; record with --trace=cuda,nvtx"
         raise InputError(f"{name}: holds no device work{why}")
-    base_ns, time_note = _epoch(info)
+    work = recording.work
+    base_ns, time_note = _epoch(info, int(work.start_ns.min()), int(work.end_ns.max()))
     recording = replace(recording, base_ns=base_ns)
     built, left_out = rank_timelines(recording, context.classifier, source=name, truncated=bool(damage))
     hint = rank_hint(_variables(info), _arguments(info), [each.unit.device for each in built])
@@ -187,20 +194,39 @@ def _info(file: SqliteFile) -> Mapping[str, list[str]]:
     if "name" in file.columns("TARGET_INFO_GPU"):
         for (names,) in file.rows("TARGET_INFO_GPU", (), ("name",)):
             info.setdefault("GPU", []).extend(as_text(name) or "" for name in names)
-    if "utcEpochNs" in file.columns("TARGET_INFO_SESSION_START_TIME"):
-        for (times,) in file.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
-            info.setdefault("utcEpochNs", []).extend(str(time) for time in times if time is not None)
+    for table, column in _SESSION_TIMES:
+        if column in file.columns(table):
+            for (times,) in file.rows(table, (column,)):
+                info.setdefault(column, []).extend(str(time) for time in times if time is not None)
     return info
 
 
-def _epoch(info: Mapping[str, list[str]]) -> tuple[int, list[str]]:
-    """Return the offset in ns from stored times to the Unix epoch; 0 with a note where the file does not state it."""
+def _epoch(info: Mapping[str, list[str]], begin_ns: int, end_ns: int) -> tuple[int, list[str]]:
+    """Return the offset in ns from stored times to the Unix epoch; 0 with a note where the file does not state it.
+
+    `begin_ns` and `end_ns` are the first and the last stored time of device work.
+    """
     if "true" in info.get("EXPORT_PARAM_TIME_NORMALIZE", ()):
         return 0, []  # exported with --ts-normalize=true: times are since the epoch
-    starts = {int(text) for text in info.get("utcEpochNs", ())}
-    if len(starts) == 1 and 0 < (start := starts.pop()) < np.iinfo(np.int64).max // 4:
-        return start, []
+    start = _only_time(info, "utcEpochNs")
+    if start is not None:
+        return start - _zero_ns(info, begin_ns, end_ns), []
     return 0, ["the file does not state when its session began: times of several files cannot be compared"]
+
+
+def _zero_ns(info: Mapping[str, list[str]], begin_ns: int, end_ns: int) -> int:
+    """Return the stored time at which the session began: 0, but on the system's clock where the stored times lie within
+    the session on that clock alone, as they are longer after 0 than the session lasted."""
+    system, stop = _only_time(info, "systemClockNs"), _only_time(info, "stopTime")
+    if system is None or stop is None:
+        return 0
+    return system if system <= begin_ns and stop - system < end_ns <= stop else 0
+
+
+def _only_time(info: Mapping[str, list[str]], name: str) -> int | None:
+    """Return the one time of this name; None where there are none or several, or it is out of range."""
+    times = {int(text) for text in info.get(name, ())}
+    return time if len(times) == 1 and 0 < (time := times.pop()) < np.iinfo(np.int64).max // 4 else None
 
 
 def _variables(info: Mapping[str, list[str]]) -> dict[str, str]:

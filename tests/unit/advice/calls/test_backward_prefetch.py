@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
+from overlapscope.advice.step_shape import FSDP_UNITS
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
@@ -53,6 +54,60 @@ def test_gathers_that_wait_for_the_reduction_before_them_are_to_be_prefetched() 
 )  # fmt: skip
 def test_nothing_is_advised_elsewhere(other: dict[str, object]) -> None:
     assert "backward_prefetch" not in fired(fsdp(**other))  # type: ignore[arg-type]
+
+
+def sharded(*, early: float = 0, blocks: int = 4, launch: float = 1) -> Run:
+    """Return a job of FSDP whose step gathers each block for 100 us, of which so many before the compute of the one
+    before it ends, then reduces all at the end; the host launches everything in the first `launch` us of each piece."""
+
+    def step(_: int) -> list[Item]:
+        items: list[Item] = [Range(name="FSDP::all_gather", start=0, end=1), Kernel(start=0, end=100, launch=0)]
+        each = 700 // blocks
+        for at in range(blocks):
+            begin = 100 + at * each
+            launched = at * 2 + 1.0 if launch else begin
+            gather = Sent(
+                start=begin - early, end=begin + 90 - early, launch=launched, op="all_gather", size_bytes=64 * MIB
+            )
+            items += [gather, Kernel(start=begin + 90, end=begin + each, launch=launched + 1)]
+        return [*items, Sent(start=800, end=900, launch=30, op="reduce_scatter", size_bytes=64 * MIB),
+                Kernel(start=900, end=995, launch=31)]  # fmt: skip
+
+    return made(step)
+
+
+def test_blocks_that_are_gathered_only_when_the_compute_before_has_ended_are_to_be_prefetched_in_both_passes() -> None:
+    found = fired(sharded())
+    prefetch = found["backward_prefetch"]
+    assert prefetch.title.startswith("Prefetch parameters in forward and backward: ")
+    assert prefetch.gain_high_ns == (4 * 90 + 100) * US
+    assert set(prefetch.apply) == {"fsdp2"}
+    assert "set_modules_to_forward_prefetch" in prefetch.apply["fsdp2"]
+    assert "set_modules_to_backward_prefetch" in prefetch.apply["fsdp2"]
+    assert not {"overlap_without_effect", "busy_lane"} & found.keys(), "they are of the same calls"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        pytest.param(sharded(early=20), None, id="gathers that begin earlier"),
+        pytest.param(sharded(blocks=3), FSDP_UNITS, id="few gathers"),
+        pytest.param(sharded(launch=0), None, id="gathers that were not launched earlier"),
+    ],
+)
+def test_of_other_gathers_nothing_is_said_of_prefetch_in_both_passes(run: Run, said: str | None) -> None:
+    found = fired(run)
+    assert "forward" not in getattr(found.get("backward_prefetch"), "title", "")
+    other = found.get("overlap_without_effect")
+    assert (other.apply.get("fsdp2") if other else None) == said
+    if other and not said:
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" not in str(other.apply)
+
+
+def test_a_call_that_waits_for_one_that_is_to_be_prefetched_needs_no_communicator_of_its_own() -> None:
+    found = fired(fsdp())
+    assert "backward_prefetch" in found
+    assert "busy_lane" not in found
 
 
 def test_a_replay_says_what_it_would_gain() -> None:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.last_bucket import last_is_one_gradient
 from overlapscope.advice.losses.exposed_remedies import instead
-from overlapscope.advice.losses.own_calls import LAST_BUCKET, ONE_GRADIENT
+from overlapscope.advice.losses.own_calls import FEWER_BYTES, LAST_BUCKET, ONE_GRADIENT
 from tests.support.step_cases import Item, Kernel, Range, Ready, Sent, made
 from tests.unit.advice.test_exposed_calls import MIB, looked_at
 
@@ -64,3 +64,42 @@ def test_a_smaller_last_bucket_is_not_advised_there(cause: str, sizes: tuple[flo
     given = looked_at(made(lambda _: step_of(*sizes)))
     given = replace(given, figures=replace(given.figures, exposed_wait_ns=None))
     assert instead(given, cause).splitlines()[-1].endswith(f"already: {said}")
+
+
+def row_of(last_us: float, *, before: int = 6, computes: int = 400) -> list[Item]:
+    """Return a step of which calls of 80 us each follow each other after compute, and a last one of so many us."""
+    first = [
+        Sent(
+            start=computes + 80 * at, end=computes + 80 * (at + 1), launch=9 + at, phase="backward", size_bytes=40 * MIB
+        )
+        for at in range(before)
+    ]
+    begin = computes + 80 * before
+    last = Sent(start=begin, end=begin + last_us, launch=100, phase="backward", size_bytes=10 * MIB)
+    beside = Sent(start=100, end=130, launch=5, phase="backward", size_bytes=40 * MIB)
+    return [
+        DDP,
+        Kernel(start=0, end=computes),
+        beside,
+        *first,
+        last,
+        Kernel(start=begin + last_us, end=begin + last_us + 9),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        pytest.param(row_of(35, before=1), LAST_BUCKET, id="30 % of what is exposed"),
+        pytest.param(row_of(33, before=1), FEWER_BYTES, id="less"),
+        pytest.param(row_of(40), "so the link is the limit", id="and communication takes longer than compute"),
+    ],
+)
+def test_a_smaller_last_bucket_is_offered_where_the_last_call_is_much_of_it(step: list[Item], said: str) -> None:
+    given = looked_at(made(lambda _: step))
+    given = replace(given, figures=replace(given.figures, exposed_wait_ns=None))
+    line = instead(given, "tail").splitlines()[-1]
+    assert said in line
+    assert ("smaller last bucket" in line) is (said == LAST_BUCKET)
+    assert "limit" not in line or "communication (0.55 ms) takes longer than the compute" in line
+    assert "limit" not in line or "GB/s on the bus over 2 ranks) with all_reduce_perf" in line

@@ -4,11 +4,13 @@ none, and neither are those of hosts without a core."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.host_pauses import CostlyPause, _why, host_pauses
+from overlapscope.analysis.checks.host_pauses import IN_PHASE, CostlyPause, _why, host_pauses
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.long_pauses import BEGIN
@@ -141,7 +143,7 @@ def test_the_advice_counts_the_rank_that_loses_most_in_each_step_and_comes_befor
 def test_what_pauses_of_a_single_step_cost_is_of_that_step_and_not_a_mean() -> None:
     """In the mean it is 6 ms in each of 3 steps, which none lost."""
     found = advice(run(lambda step, _: {3: 18.0} if step == 1 else {}))["host_pauses"]
-    assert found.title.endswith("and a device idles for 18 ms in step 8 alone")
+    assert found.title.endswith("and a device idles for 18 ms of a 135 ms recording, in step 8 alone")
     assert (found.per, found.loss_ns) == ("recording", pytest.approx(18 * MS, rel=0.01))
     (named_pauses,) = named(run(lambda step, _: {3: 18.0} if step == 1 else {}))
     assert "the device that lost most was idle for 18.0 ms in step 8:" in named_pauses.title
@@ -244,6 +246,118 @@ def test_a_pause_before_a_batch_is_copied_may_be_its_fetch(after: str, fetched: 
     before_copies = pause("cudaStreamSynchronize", after)
     assert ("a batch that is fetched" in _why([before_copies], 1, anywhere=False)) == fetched
     assert "a batch" not in _why([before_copies, pause("aten::mm")], 1, anywhere=False)
+
+
+def in_range(during: str, around: str | None = None, *, launches: bool = False, only: int | None = None) -> Run:
+    """Return two ranks that pause for 10 ms in a range in each step, or only in one; `launches`: the range goes on over
+    the next launch, which is then no part of a pause. `around` is the name of a range around it."""
+    job = run(lambda step, _: {3: 10.0} if only in (None, step) else {}, during=during)
+    for timeline in job.ranks.values():
+        notes = timeline.annotations
+        if launches:
+            notes.end_ns[:] += 500 * US
+        if around is not None:
+            names = (*timeline.names, around)
+            outer = replace(
+                notes, name=np.full(notes.name.size, len(names) - 1, np.int64), start_ns=notes.start_ns - US
+            )
+            tables = {
+                each: np.concatenate([getattr(outer, each), getattr(notes, each)]) for each in notes.__struct_fields__
+            }
+            job.ranks[timeline.rank] = replace(timeline, names=names, annotations=replace(notes, **tables))  # type: ignore[index]
+    return job
+
+
+def test_a_range_without_a_launch_that_holds_each_pause_is_what_the_host_does() -> None:
+    (found,) = named(in_range("## pack ##"))
+    assert found.title.endswith(
+        "they are in ## pack ## each time, which launches nothing: that is what the host does in it"
+    )
+    assert (found.evidence["does"], found.evidence["in_optimizer"]) == ("## pack ##", False)
+    recommendation = advice(in_range("## pack ##"))["host_pauses"]
+    assert recommendation.title.startswith(
+        "Shorten what keeps the hosts of ranks 0, 1 from launching: they launch nothing for 11 ms"
+    )
+    assert recommendation.apply.keys() == {"torch", "python"}
+    assert "gc." not in str(recommendation.apply)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(in_range("## pack ##", launches=True), id="the range launches something as well"),
+        pytest.param(in_range("## pack ##", only=1), id="in one step of three"),
+        pytest.param(run(in_turn, during="## pack ##"), id="in turn: each rank in few steps"),
+    ],
+)
+def test_a_pause_that_comes_now_and_then_or_in_a_range_of_launches_may_be_anything(job: Run) -> None:
+    (found,) = named(job)
+    assert found.evidence["does"] is None
+    assert found.title.endswith("a lock or a lost core")
+
+
+def test_an_optimizer_that_the_host_computes_is_named_by_any_range_around() -> None:
+    """The innermost range has a name of its own: torch's mark of the optimizer is around it."""
+    job = in_range("## adam ##", "Optimizer.step#CPUAdam.step")
+    (found,) = named(job)
+    assert found.evidence["in_optimizer"]
+    assert found.title.endswith(
+        "they are in ## adam ## each time, which launches nothing: the optimizer computes on the host"
+    )
+    recommendation = advice(job)["host_pauses"]
+    assert recommendation.title.startswith(
+        "Take the optimizer off the hosts of ranks 0, 1, or overlap it: they launch "
+    )
+    assert '"ratio"' in recommendation.apply["deepspeed"]
+
+
+def test_a_batch_is_not_fetched_in_forward_backward_or_the_optimizer() -> None:
+    before_copies = pause("cudaStreamSynchronize", "cudaMemcpyAsync")
+    assert "a batch" not in _why([before_copies], 1, anywhere=False, in_phase=True)
+    for name in ("DistributedDataParallel.forward", "## backward ##", "Optimizer.step#Adam.step", "optimizer"):
+        assert IN_PHASE.search(name)
+    assert not IN_PHASE.search("straightforward")
+
+
+def beginning(silent_ms: float, *, mark_ms: float | None = None, device: bool = False) -> Run:
+    """Return two ranks whose first step's mark begins so long before their first call, and lasts `mark_ms` instead of
+    51; `device`: a span of the device comes before that call."""
+    job = run(lambda *_: {})
+    for timeline in job.ranks.values():
+        first = int(timeline.host.start_ns.min())
+        begin = first - round(silent_ms * MS)
+        timeline.steps.start_ns[0] = begin
+        timeline.steps.end_ns[0] = begin + round(MS * (51 + silent_ms if mark_ms is None else mark_ms))
+        timeline.recordings.start_ns[0] = begin
+        if device:
+            at = int(timeline.spans.start_ns.argmin())
+            timeline.spans.start_ns[at], timeline.spans.end_ns[at] = begin, begin + 10 * US
+    return job
+
+
+def test_a_host_that_makes_no_call_as_the_first_step_begins_is_named_with_what_its_mark_is_longer() -> None:
+    (found,) = named(beginning(40.0))
+    assert found.title.startswith(
+        "the hosts of ranks 0, 1 make no call for 40.000 ms as step 7 begins: its mark lasts 91.000 ms, those of other "
+        "steps 51.000 ms. What was launched before is not recorded, so the device may have been busy meanwhile"
+    )
+    assert (found.evidence["idle_ns"], found.evidence["cost_ns"]) == (0, 40 * MS)
+    first = next(iter(advice(beginning(40.0)).values()))
+    assert (first.id, first.per, first.loss_ns) == ("host_pauses", "recording", 40 * MS)
+    assert "the step's mark lasts 91 ms, 40 ms more than others" in first.title
+    assert first.gpu_hours_a_day is None
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(beginning(2.9), id="short"),
+        pytest.param(beginning(40.0, mark_ms=55.0), id="the step is hardly longer for it"),
+        pytest.param(beginning(40.0, device=True), id="a device worked meanwhile"),
+    ],
+)
+def test_a_begin_that_is_short_or_costs_nothing_is_not_named(job: Run) -> None:
+    assert not any(each.evidence["before_any_call"] for each in named(job))
 
 
 def test_where_hosts_share_cores_that_is_why_they_pause() -> None:

@@ -1,6 +1,6 @@
 """Ranges in which one step alone spends long are named; those of all steps, short and frameworks' ones are not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
@@ -92,3 +92,22 @@ def test_with_a_device_it_is_the_host_that_is_in_ranges() -> None:
     said = "step 4 alone is in checkpoint for 0.300 ms (ranks 0, 1), in no other step for more than 0.002 ms; "
     assert titles(made(step)) == [f"{said}no device is idle meanwhile"]
     assert titles(made(lambda number: step(number, 40))) == [f"{said}meanwhile a device is idle for up to 0.040 ms"]
+
+
+def test_nothing_is_said_of_a_device_of_which_little_was_recorded_meanwhile() -> None:
+    """What was launched before the recording began may run at first without being in it, and so at its end."""
+
+    def step(number: int, odd: int, seen: Collection[int]) -> list[Kernel | Sent | Range]:
+        own = Range(name="checkpoint", start=5, end=305 if number == odd else 7)
+        work = [Kernel(start=0, end=200), Sent(start=200, end=400), Kernel(start=440, end=990)]
+        return [*(work if number in seen else ()), own]
+
+    def found(odd: int, *seen: int) -> list[tuple[str, str]]:
+        analysis = analyze(made(lambda number: step(number, odd, seen)))
+        return [(each.severity, each.title.rpartition("; ")[2]) for each in analysis.findings
+                if each.id.startswith("odd_range")]  # fmt: skip
+
+    unknown = ("info", "what the device did meanwhile was not recorded")
+    assert found(1, 2, 3, 4, 5) == [unknown]
+    assert found(4, 0, 1, 2, 3) == [unknown]
+    assert found(2, 0, 1, 3, 4, 5) == [("warning", "meanwhile a device is idle for up to 0.300 ms")]

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, long_steps, outlier_steps
+from overlapscope.analysis.checks.outlier_steps import (
+    MAX_RANKS,
+    MAX_STEPS,
+    long_steps,
+    outlier_steps,
+    waits_in_calls,
+)
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from tests.support.cpu_runs.cpu_steps import Call, cpu_run
 
 MS = 1_000_000
 Row = tuple[int, int | None, int | None, int | None, int | None]
@@ -164,6 +172,25 @@ def test_communication_that_was_longer_because_a_rank_waited_is_no_odd_one(waite
     assert [each.id for each in outlier_steps({0: steps}, {0: "trace"}, waited_ns=waited)] == [
         "odd_step:comm_ns:rank0:step1"
     ] * found
+
+
+def test_overlapped_waiting_makes_no_odd_communication_either() -> None:
+    steps: list[Row] = [(at, (560 if at == 1 else 500) * MS, (100 if at == 1 else 40) * MS, 9, 0) for at in range(6)]
+    for waited_ms, found in ((29, True), (30, False)):
+        in_calls = {(0, at): (5 + waited_ms * (at == 1)) * MS for at in range(6)}
+        odd = [each.id for each in outlier_steps({0: steps}, {0: "trace"}, in_calls_ns=in_calls)]
+        assert odd == ["odd_step:comm_ns:rank0:step1"] * found
+
+
+def test_waits_in_matched_calls_are_summed_by_rank_and_step() -> None:
+    """Of two calls a step, rank 0 comes 100 us before rank 1 to each in step 2, with it in the others."""
+    run = cpu_run(
+        lambda step, rank: [
+            Call(start=at - 100 * (step == 2 and rank == 0), end=at + 50) for at in (300, 600)
+        ]
+    )  # fmt: skip
+    waits = waits_in_calls(run, match_and_align(run).splits)
+    assert {key: ns for key, ns in waits.items() if ns} == {(0, 2): 200_000}
 
 
 @pytest.mark.parametrize(

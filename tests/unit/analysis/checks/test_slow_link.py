@@ -142,16 +142,24 @@ def test_damaged_counters_tell_nothing(sockets: Any) -> None:
 
 
 def pairs_job(
-    slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int = 4, calls: int = 12, since: int = 0
+    slow: Sequence[tuple[int, int]],
+    *,
+    times: float = 4.0,
+    ranks: int = 4,
+    calls: int = 12,
+    since: int = 0,
+    until: int = 1000,
+    of_step: int | None = None,
 ) -> Run:
-    """Return a job in which all pairs of ranks reduce the same, one after the other; the slow ones take longer."""
+    """Return a job in which all pairs of ranks reduce the same, one after the other; the slow ones take longer. Steps
+    are of `of_step` calls each, where that is given."""
     rng = np.random.default_rng(1)
     pairs = [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
     made: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(ranks)}
     now = 0
     for call in range(calls):
         for group, pair in enumerate(pairs):
-            length = int(MS * rng.uniform(0.8, 1.2) * (times if pair in slow and call >= since else 1.0))
+            length = int(MS * rng.uniform(0.8, 1.2) * (times if pair in slow and since <= call < until else 1.0))
             late = pair[int(rng.integers(2))]
             for rank in pair:
                 wait = 0 if rank == late else int(MS * rng.uniform(0, 3))
@@ -164,7 +172,8 @@ def pairs_job(
                 rank,
                 calls=[
                     {"op": "all_reduce", "dtype": "float32", "group": str(group), "seq": seq, "bytes": 1 << 20,
-                     "group_size": 2, "start_ns": start, "end_ns": end}
+                     "group_size": 2, "start_ns": start, "end_ns": end,
+                     **({} if of_step is None else {"step": seq // of_step})}
                     for group, seq, start, end in rows
                 ],
             )
@@ -199,6 +208,30 @@ def test_a_link_that_becomes_slow_is_known_from_the_calls_before() -> None:
     assert each.evidence["groups"][0]["times_as_long"] > 2
     (each,) = found(pairs_job([(0, 1), (0, 2)], ranks=3, calls=20, since=10))
     assert each.id == "slow_link:rank0"
+
+
+def test_a_link_that_is_slow_for_some_steps_is_known_from_those_before_and_after() -> None:
+    (each,) = found(pairs_job([(0, 1)], ranks=2, calls=30, since=12, until=18, of_step=3))
+    assert each.title.startswith("a link was slow: the group of ranks 0, 1 takes ")
+    assert each.title.endswith(" times as long in steps 4 to 5 as before and after (transfer time, without wait time)")
+    assert (each.evidence["steps"], each.evidence["groups_as_usual"]) == ([4, 5], 0)
+    (each,) = found(pairs_job([(0, 1), (0, 2)], ranks=3, calls=30, since=12, until=18, of_step=3))
+    assert (each.id, each.evidence["groups_as_usual"]) == ("slow_link:rank0", 1)
+
+
+@pytest.mark.parametrize(
+    "job_of",
+    [
+        {"since": 12, "until": 16, "of_step": 2},  # four calls
+        {"since": 12, "until": 18},  # of no known steps
+        {"until": 6, "of_step": 3},  # from the begin on, as while connections are made
+        {"since": 13, "until": 18, "of_step": 3},  # one of them is quick
+        {"since": 12, "until": 18, "of_step": 5},  # of two steps some calls alone
+        {"since": 12, "until": 18, "of_step": 3, "times": 1.5},
+    ],
+)
+def test_calls_of_some_steps_that_differ_less_tell_nothing(job_of: dict[str, Any]) -> None:
+    assert found(pairs_job([(0, 1)], ranks=2, calls=30, **job_of)) == []
 
 
 def test_calls_that_always_took_as_long_or_were_longer_before_tell_nothing() -> None:

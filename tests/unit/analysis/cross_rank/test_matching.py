@@ -291,6 +291,8 @@ def test_messages_that_cannot_be_the_same_are_not_paired():
     assert "differ in size" in match_and_align(job(other)).pairs.reasons[0]
     alone = match_and_align(job({0: calls[0], 2: [Call(op="barrier")]})).pairs
     assert "not recorded" in alone.reasons[0]
+    strange = match_and_align(job({0: calls[0], 1: calls[1][2:]}, (Group(name="g", size=2, ranks=(0, 5)),))).pairs
+    assert strange.reasons == ("group g: the peers of some of its calls are not its members: not paired",)
 
 
 def test_receives_that_end_before_their_sends_begin_are_other_messages():

@@ -407,3 +407,54 @@ def test_calls_launched_before_a_recording_divide_no_group(early: int) -> None:
         f"{2 * early} calls of which neither size nor number is known came before" in each
         for each in found.matching.reasons
     )
+
+
+# --- ranks that recorded other steps --------------------------------------------------------------------------------
+
+
+def in_windows(windows: Mapping[int, tuple[int, int]], *, a_step: int = 4, apart: int = 0) -> Run:
+    """Return four ranks of one group, which recorded the steps from one number to before another; the calls of a step
+    have each another size. Ranks 2 and 3 number theirs `apart` higher."""
+    steps = max(until for _, until in windows.values())
+    run, _ = made(
+        [(1, 1000 * (at + 1), (0, 1, 2, 3), 1.0 + 7 * (at == 0)) for _ in range(steps) for at in range(a_step)]
+    )
+    ranks = {}
+    for rank, (first, until) in windows.items():
+        own = run.ranks[rank].collectives
+        rows = [
+            {"op": "all_reduce", "bytes": int(own.bytes[at]), "start_ns": int(own.start_ns[at]), "lane": 1,
+             "end_ns": int(own.end_ns[at]), "step": at // a_step + apart * (rank > 1)}
+            for at in range(first * a_step, until * a_step)
+        ]  # fmt: skip
+        ranks[rank] = rank_timeline(rank, calls=rows, lanes=({},) * 3, has_device=True)
+    return Run(world_size=4, ranks=ranks)
+
+
+EARLIER, LATER = (0, 6), (1, 7)
+
+
+def ranks_paired(run: Run) -> dict[tuple[int, ...], int]:
+    """Return how many calls were paired on each set of ranks."""
+    found: dict[tuple[int, ...], int] = {}
+    for block in match_and_align(run).matching.blocks:
+        found[block.ranks] = found.get(block.ranks, 0) + block.calls
+    return found
+
+
+def test_ranks_that_recorded_other_steps_are_paired_in_those_they_share() -> None:
+    run = in_windows({0: EARLIER, 1: EARLIER, 2: LATER, 3: LATER})
+    assert ranks_paired(run) == {(0, 1, 2, 3): 20, (0, 1): 4, (2, 3): 4}
+    (title,) = [each.title for each in analyze(replace(run, world_size=8)).findings if each.id == "few_ranks_recorded"]
+    assert title.startswith("only 4 of 8 ranks were recorded, perhaps not all members of an unnamed group: durations")
+
+
+@pytest.mark.parametrize(
+    ("windows", "apart"),
+    [
+        ({0: EARLIER, 1: EARLIER, 2: LATER, 3: LATER}, 1),  # the same numbers are other steps
+        ({0: EARLIER, 1: EARLIER, 2: (5, 11), 3: (5, 11)}, 0),  # one step alone is shared
+    ],
+)
+def test_other_steps_are_not_paired_without_evidence(windows: Mapping[int, tuple[int, int]], apart: int) -> None:
+    assert (0, 1, 2, 3) not in ranks_paired(in_windows(windows, apart=apart))

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.per_rank.kernels import LARGER, KernelTotals, compared
-from overlapscope.timeline.columns import NONE
+from overlapscope.analysis.per_rank.kernels import LARGER, KernelTotals, compared, sum_kernels
+from overlapscope.timeline.columns import COMPUTE, NONE
+from tests.support.rank_rows import rank_timeline
 
 KERNELS = st.dictionaries(
     st.tuples(st.sampled_from("abc"), st.sampled_from([NONE, 0, 1, 7, 100])),
@@ -63,3 +64,31 @@ def test_ranks_are_compared_kernel_by_kernel(tables: list[Table]) -> None:
             halfway = np.searchsorted(np.cumsum(np.array(weights)[order]), sum(weights) / 2)
             assert its.slowness == pytest.approx(float(np.array(ratios)[order][halfway]) or 1.0)
             assert its.usual_ns == pytest.approx(sum(weights) + (compute - known) / its.slowness)
+
+
+def kernels(taken: dict[str, list[int]]) -> KernelTotals:
+    """Return the totals of a rank whose kernels took so long each, by name; all have one grid."""
+    work = [
+        {"kind": COMPUTE, "name": name, "blocks": 7, "start_ns": at * 1000, "end_ns": at * 1000 + ns}
+        for name, each in taken.items()
+        for at, ns in enumerate(each)
+    ]
+    return sum_kernels(rank_timeline(work=work))
+
+
+def test_larger_work_of_the_same_name_and_grid_is_work_and_a_slow_device_is_none() -> None:
+    usual = {"gemm": [100] * 8, "norm": [10] * 8}
+    more = {"gemm": [100] * 8 + [400], "norm": [10] * 8}
+    slow = {"gemm": [150] * 8, "norm": [15] * 8}
+    slow_with_more = {"gemm": [150] * 8 + [600], "norm": [15] * 8}
+    found = compared(
+        {rank: kernels(each) for rank, each in enumerate((usual, usual, usual, more, slow, slow_with_more))}
+    )
+    assert [each.usual_ns for each in found.values()] == pytest.approx([880, 880, 880, 1280, 880, 1280])
+
+
+@pytest.mark.parametrize(("longest", "mixed"), [(149, False), (300, True)])
+def test_a_kernel_is_mixed_where_much_of_its_time_is_in_calls_of_another_length(longest: int, *, mixed: bool) -> None:
+    found = kernels({"gemm": [100] * 8 + [longest]}).mixed
+    assert found is not None
+    assert found.tolist() == [mixed]

@@ -113,6 +113,18 @@ def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> 
     assert found["launch_bound"] >= 1_950
 
 
+@pytest.mark.parametrize(
+    ("waited_us", "work_us", "drained"),
+    [(2_000, 2_900, True), (2_000, 3_100, False), (9_000, 8_000, True), (7_000, 8_000, False)],
+)
+def test_a_long_pause_that_outlasts_the_synchronisation_before_it_is_a_cause_of_its_own(
+    waited_us: int, work_us: int, *, drained: bool
+) -> None:
+    found = idle(Launch(0, waited_us * US), Sync(), Work(work_us * US), Launch(0, 10 * US))
+    assert (found.get("drained", 0) > 0) == drained
+    assert found.get("launch_bound", 0) == pytest.approx(work_us - found.get("drained", 0), abs=5)
+
+
 def test_a_thread_that_wakes_late_is_a_blocked_host() -> None:
     simulated = simulate({0: [Launch(0, 1_000 * US), Sync(wake_ns=500 * US), Launch(0, 10 * US)]})
     found = figures(simulated)
@@ -205,6 +217,30 @@ def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int
     assert host_of(lane + 1).during is None, "the range of another thread"
     if expected:
         assert link_words(host_of(lane)).startswith(f"host: in {expected}, before ")
+
+
+def test_the_step_in_whose_mark_a_pause_lies_is_known() -> None:
+    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+    timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
+
+    def step_of(begin_us: int, end_us: int) -> int | None:
+        marks = [{"step": 7, "start_ns": START_NS + begin_us * US, "end_ns": START_NS + end_us * US}]
+        known = replace(timeline, steps=rank_timeline(0, steps=marks).steps)
+        found = chain_before(replace(simulated.run, ranks={0: known}), 0, row).chain
+        return next(each for each in found if each.kind == "host").step
+
+    assert step_of(0, 900) == 7
+    assert step_of(0, 400) is None, "less than half of the pause"
+
+
+@pytest.mark.parametrize(("works_us", "inside"), [(500, (["cudaLaunchKernel"], 2, 600 * US)), (700, ([], 0, 0))])
+def test_calls_in_which_a_host_mostly_was_are_known(works_us: int, inside: tuple[list[str], int, int]) -> None:
+    """Two calls take 300 us each."""
+    slow = Launch(0, US, takes_ns=300 * US)
+    simulated = simulate({0: [slow, slow, Work(works_us * US), Launch(0, 10 * US)]})
+    row = int(np.argmax(simulated.rank.spans.start_ns))
+    host = next(each for each in chain_before(simulated.run, 0, row).chain if each.kind == "host")
+    assert (host.inside, host.inside_calls, host.inside_ns) == inside
 
 
 COMPUTE_WAITS = (Record("done", 1), Wait("done", 0))

@@ -19,6 +19,7 @@ from overlapscope.analysis.graph.removal import (
     needed,
     of_a_step,
     programs_of,
+    relieved,
     removal,
     with_work_of,
 )
@@ -186,7 +187,29 @@ def test_relief_is_sought_from_where_calls_lie_once_nobody_is_waited_for(monkeyp
     peer = min(rank for rank in run.ranks if rank not in culprits)
     gone = with_work_of(whole.graph, dict.fromkeys(culprits, peer), aligned_starts(whole.graph))
     assert gone
-    assert _relieved_ns(whole.replayed[0], culprits, programs) == whole.replayed[0].length_ns(gone)
+    assert _relieved_ns(whole.replayed[0], culprits, programs) == (whole.replayed[0].length_ns(gone),) * 2
+
+
+def test_what_waits_slowed_down_by_as_much_as_was_measured_counts_in_the_value() -> None:
+    run, culprits, healthy_ns = late_pair(0, interferes=True)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    found = removal(whole.replayed, culprits, programs)
+    assert found
+    eased = relieved(whole.replayed, found, programs, draw("late_pair", 0).job.interference)
+    assert found.gain_ns < eased.gain_ns <= eased.high_ns
+    assert eased.low_ns <= found.low_ns
+    assert abs(eased.aligned_ns - eased.gain_ns - healthy_ns) <= WITHIN * healthy_ns
+    for unknown in (None, 0.98):
+        assert relieved(whole.replayed, found, programs, unknown).gain_ns == found.gain_ns
+
+
+def test_the_range_is_as_wide_as_a_replay_may_be_wrong_where_peers_are_alike() -> None:
+    run, culprits, _ = late_pair(0)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    found = removal(whole.replayed, culprits, programs)
+    assert found
+    alike = relieved(whole.replayed, replace(found, low_ns=found.gain_ns, high_ns=found.gain_ns), programs, None)
+    assert (alike.low_ns, alike.high_ns) == (round(0.97 * found.gain_ns), round(1.03 * found.gain_ns))
 
 
 def test_in_each_step_those_are_late_that_end_late_alone() -> None:

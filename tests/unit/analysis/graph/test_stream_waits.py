@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.graph.building.build import rank_graph
-from overlapscope.analysis.graph.model import EVENT, SYNC, Graph
-from overlapscope.timeline.columns import COMM
+from overlapscope.analysis.graph.model import EVENT, OCCUPANCY, SYNC, Graph
+from overlapscope.timeline.columns import COMM, COMPUTE
 from tests.support.graph_programs import Launch, Operation, Record, Sync, Wait, Work, simulate
 from tests.unit.analysis.graph.test_rules import edges, trace
 
@@ -76,3 +76,37 @@ def test_of_spans_that_end_together_a_call_waited_for_the_one_before_its_return(
     (part,) = graph.ranks
     assert part.awaited[2] == 0
     assert bool(np.max(part.span_end_ns) == part.span_end_ns[0]) is not is_first
+
+
+@pytest.mark.parametrize(
+    ("wait", "late_us", "waits"),
+    [("cudaStreamWaitEvent", 3, True), ("cudaStreamWaitEvent", 4, False), ("cudaEventQuery", 1, False)],
+)
+def test_a_wait_may_be_for_a_span_whose_end_is_marked_a_little_later(wait: str, late_us: int, *, waits: bool) -> None:
+    """A kernel, launched long before, begins just before the recorded end of the collective on the other stream."""
+    calls = [
+        ("cudaLaunchKernel", 0, 3, 1),
+        ("cudaEventRecord", 4, 5, 0),
+        (wait, 6, 7, 0),
+        ("cudaLaunchKernel", 8, 9, 2),
+    ]
+    graph = rank_graph(trace(calls, [(1, 5, 500, 1), (0, 500 - late_us, 600, 2)], kinds={0: COMM}))
+    assert awaited(graph) == ([("1.0", "0.0")] if waits else [])
+
+
+def test_what_ended_as_near_before_is_taken_first() -> None:
+    calls = [
+        *[("cudaLaunchKernel", 10 * at, 10 * at + 3, at + 1) for at in range(2)],
+        ("cudaStreamWaitEvent", 21, 22, 0),
+    ]
+    calls.append(("cudaLaunchKernel", 30, 33, 3))
+    graph = rank_graph(trace(calls, [(1, 5, 500, 1), (2, 15, 501, 2), (0, 500, 600, 3)], kinds={0: COMM}))
+    assert ("1.0", "0.0") in awaited(graph)
+
+
+@pytest.mark.parametrize(("kind", "holds"), [(COMPUTE, True), (COMM, False)])
+def test_communication_fills_no_device(kind: int, *, holds: bool) -> None:
+    """A kernel begins in the last wave of another, which explains it where that computes."""
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaLaunchKernel", 10, 13, 2)]
+    graph = rank_graph(trace(calls, [(0, 5, 1_005, 1), (1, 900, 1_200, 2)], kinds={0: kind}))
+    assert bool(edges(graph, OCCUPANCY)) is holds

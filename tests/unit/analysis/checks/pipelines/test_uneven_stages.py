@@ -147,6 +147,12 @@ def test_a_stage_with_more_work_is_to_be_evened_out_by_at_most_what_it_has_more_
     found = advised([5, 5, 9, 5], of_step)
     assert "computes for 216 ms a step, 96 ms more" in found.title
     assert (found.gain_high_ns, found.per) == (72 * MS, "step")
+    faster = {"step_computed_ns": {"0": 130 * MS, "1": 130 * MS, "2": 250 * MS, "3": 130 * MS}}
+    found = advised([5, 5, 9, 5], of_step | faster)
+    assert (
+        "computes for 250 ms a step, 96 ms more than the other stages, at the usual speed of its kernels" in found.title
+    )
+    assert found.gain_high_ns == 90 * MS, "what it computes more than the mean bounds the gain, too"
     assert advised([5, 5, 5, 5]) is None
     little = {"more_step_ns": 6 * MS, "step_work_ns": {"0": 120 * MS, "1": 120 * MS, "2": 126 * MS, "3": 120 * MS}}
     assert advised([5, 5, 9, 5], little) is None, "4.5 ms of a step of 253 ms"

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
-from overlapscope.advice.losses.unfused_elementwise import compute_words
+from overlapscope.advice.compute.unfused_elementwise import compute_words
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.kernel_families import OTHER, family_of, family_times
@@ -68,7 +68,7 @@ def test_elementwise_kernels_are_to_be_compiled_without_a_gain() -> None:
         "Try torch.compile: elementwise kernels take 0.15 ms of a 1 ms step (15.0 %; kernels: 1)"
     )
     assert (found.verdict, found.predicted_gain_ns, found.gain_high_ns) == ("trial", None, None)
-    assert found.evidence == {"elementwise_ns": 150 * US, "kernels": 1}
+    assert found.evidence == {"elementwise_ns": 150 * US, "kernels": 1, "copies_ns": 0}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.compute.unfused_optimizer import AT_LEAST, NOTHING
 from overlapscope.timeline.columns import NONE, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
@@ -156,6 +157,7 @@ def test_a_loop_over_parameters_is_named_with_what_a_fused_one_saves_at_most() -
     assert "they take 0.187 ms of a 1 ms step (18.7 %)" in found.title
     assert found.gain_high_ns == found.loss_ns == pytest.approx(took, rel=0.01)
     assert found.verdict == "trial"
+    assert found.assumed == [NOTHING], "sizes of its parameters are not known"
     assert found.apply["torch"].startswith("optimizer = torch.optim.AdamW(..., fused=True)")
 
 
@@ -163,6 +165,7 @@ def test_what_the_bytes_of_an_update_need_is_no_gain() -> None:
     """20 million parameters of four bytes are passed over seven times, at 8 TB/s at most: 70 us of the 72."""
     found = fired(looping(elements=20_000_000))["unfused_optimizer"]
     assert found.evidence["needs_ns"] == 70 * US
+    assert found.assumed == [AT_LEAST]
     assert found.gain_high_ns == pytest.approx((115 + 2) * US, rel=0.02)
 
 

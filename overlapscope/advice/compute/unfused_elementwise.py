@@ -1,11 +1,14 @@
-"""Rule: where compute is nearly all of a step, elementwise kernels that a compiler could fuse; and what compute is."""
+"""Rule: where compute is nearly all of a step, elementwise kernels and copies that a compiler could fuse; and what
+compute is."""
 
 from collections.abc import Iterable
 from statistics import fmean
 from typing import Final
 
+import msgspec
 import numpy as np
 
+from overlapscope.advice.compute.copy_kernels import casts, copies_as_they_are
 from overlapscope.advice.losses.gradient_accumulation import outside_model
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
@@ -33,47 +36,67 @@ MUCH_COPIED: Final = 0.05
 LEAST: Final = 0.1
 """Share of a step from which elementwise kernels are worth a trial. A choice: fused ones save a part of it."""
 NAMED: Final = 0.03
-"""Least share of compute for a family to be named, and ..."""
+"""Least share of compute for a family to be named, and of these kernels for copies to be, and ..."""
 UNKNOWN: Final = 0.5
 """... largest share in kernels of no family for any to be. Choices."""
 
 
+class _Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compiler could fuse on a rank, a window."""
+
+    busy_ns: float
+    copies_ns: float
+    """Of it, the model's copies and casts."""
+    kernels: float
+
+
 def unfused_elementwise(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where little else is lost and elementwise kernels take `LEAST` of a step, in a job that
-    trains and runs no kernel of a compiler; None without a device."""
+    """Return the recommendation where little else is lost and elementwise kernels, with the model's copies and casts,
+    take `LEAST` of a step, in a job that trains and runs no kernel of a compiler; None without a device."""
     if not given.run_has_device or given.job.serves or not compute_decides(given.figures):
         return None
     names = {name for timeline in given.run.ranks.values() for name in timeline.names}
     if any(map(FAMILIES[COMPILED].search, names)):
         return None
     found = [_taken(timeline, windows) for timeline, windows in given.some_at_hand() if timeline.has_device]
-    mean = sum(ns for ns, _ in found) / max(len(found), 1)
+    mean = sum(each.busy_ns for each in found) / max(len(found), 1)
     if not mean or mean < LEAST * given.step_ns:
         return None
-    kernels = round(sum(count for _, count in found) / len(found))
+    kernels = round(sum(each.kernels for each in found) / len(found))
+    copies_ns = sum(each.copies_ns for each in found) / len(found)
+    what = "elementwise kernels and copies" if copies_ns >= NAMED * mean else "elementwise kernels"
     return recommended(
         given,
         id="unfused_elementwise",
-        title=f"Try torch.compile: elementwise kernels take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
+        title=f"Try torch.compile: {what} take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
         f"({percent_text(mean / given.step_ns)}; kernels: {kernels}), and each reads and writes its tensors anew",
         verdict="trial",
         apply={"torch": "model = torch.compile(model)  # before it is wrapped"},
-        evidence={"elementwise_ns": round(mean), "kernels": kernels},
-        measured=["the time of PyTorch's elementwise kernels of the model, by their names"],
+        evidence={"elementwise_ns": round(mean), "kernels": kernels, "copies_ns": round(copies_ns)},
+        measured=[
+            "the time of PyTorch's elementwise kernels of the model, by their names, and of copies and casts in it"
+        ],
         assumed=[],
     )
 
 
-def _taken(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
-    """Return for how long elementwise kernels ran, in ns a window, and their number."""
+def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
+    """Return what a compiler could fuse in the windows of a rank."""
     spans = timeline.spans
     computes = np.flatnonzero(spans.kind == COMPUTE)
     own = computes[rows_named(spans.name[computes], timeline.names, lambda name: family_of(name) == ELEMENTWISE)]
-    own = own[window_of(windows, spans.start_ns[own]) != NONE]
     # Compiling the model changes none of what stores, sends and clips gradients, and of the optimizer.
     own = own[~in_optimizer(timeline, own) & ~outside_model(timeline, own)]
-    times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
-    return length(times) / len(windows), own.size / len(windows)
+    copies = np.concatenate([copies_as_they_are(timeline)[0], casts(timeline)])
+    copies = copies[spans.kind[copies] == COMPUTE]
+    every = np.union1d(own, copies)
+    every = every[window_of(windows, spans.start_ns[every]) != NONE]
+    inside = time_of(windows)
+    busy, copied = (
+        length(intersection(union((spans.start_ns[rows], spans.end_ns[rows])), inside)) / len(windows)
+        for rows in (every, copies)
+    )
+    return _Taken(busy_ns=busy, copies_ns=copied, kernels=every.size / len(windows))
 
 
 def compute_decides(figures: Headline) -> bool:

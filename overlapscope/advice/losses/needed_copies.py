@@ -1,0 +1,75 @@
+"""Waits for copies to the host whose data the host works on before it launches again: it cannot do without them."""
+
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.losses.blocked_host import SCALAR
+from overlapscope.analysis.common.loading import loads_data
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
+from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
+from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.ingest.build.host_ranges import innermost_range
+from overlapscope.timeline.columns import OPERATION, Codes, Flags, Ints
+from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline
+
+MOSTLY: Final = 0.5
+"""Least share of a pause that lies in one range, and of that range that lies in the pause."""
+
+
+def needed_waits(graph: Graph, part: RankPart, timeline: RankTimeline) -> Flags:
+    """Return which calls of a rank wait for a copy to the host that the work after them needs.
+
+    That work is a pause of `LONG_PAUSE_NS` or more until the next launch, most of it in one range of the same thread
+    that begins in it and lies mostly in it, such as an optimizer on the CPU. Fetching a batch and collecting garbage
+    need no copy; a number that is read (`SCALAR`) is no input of such work.
+    """
+    found = np.zeros(part.calls, np.bool_)
+    if not part.spans:
+        return found
+    time, shift = graph.nodes.time_ns, shift_ns(graph, part, timeline)
+    begin, end = time[part.begins()] - shift, time[part.returns()] - shift
+    copies = rows_named(timeline.spans.name[part.span_row], timeline.names, TO_HOST.search)
+    rows = np.flatnonzero(part.blocks & (part.awaited >= 0) & copies[part.awaited])
+    launches = np.sort(begin[np.unique(part.launched_by[part.launched_by >= 0])])
+    at = np.searchsorted(launches, end[rows], side="left")
+    rows, at = rows[at < launches.size], at[at < launches.size]
+    long = launches[at] - end[rows] >= LONG_PAUSE_NS
+    rows, until = rows[long], launches[at[long]]
+    if not rows.size:
+        return found
+    reads = rows_named(calling_operation(timeline, part.call_lane[rows], begin[rows]), timeline.names, SCALAR.count)
+    rows, until = rows[~reads], until[~reads]
+    for lane in np.unique(part.call_lane[rows]).tolist():
+        mine = part.call_lane[rows] == lane
+        found[rows[mine]] = _worked_in(timeline, lane, end[rows[mine]], until[mine])
+    return found
+
+
+def _worked_in(timeline: RankTimeline, lane: int, start_ns: Ints, until_ns: Ints) -> Flags:
+    """Return in which pauses of a thread, by start, a range begins and lies that takes most of the pause."""
+    notes, names = timeline.annotations, timeline.names
+    works = (notes.lane == lane) & ~np.isin(notes.start_ns, timeline.steps.start_ns)
+    works &= ~rows_named(notes.name, names, COLLECTS_GARBAGE.search)
+    works &= ~loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
+    begin, end = notes.start_ns[works], notes.end_ns[works]
+    at = np.searchsorted(start_ns, begin, side="right") - 1
+    inside = np.minimum(end, until_ns[at]) - begin
+    most = (at >= 0) & (inside >= MOSTLY * (end - begin)) & (inside >= MOSTLY * (until_ns - start_ns)[at])
+    return np.isin(np.arange(start_ns.size), at[most])
+
+
+def calling_operation(timeline: RankTimeline, lane: Ints, moment_ns: Ints) -> Codes:
+    """Return the name of the innermost operation of a thread at each moment on the rank's own clock; -1 without one."""
+    operations = select_host_spans(timeline.host, (OPERATION,))
+    return np.append(operations.name, np.int32(-1))[innermost_range(operations, lane, moment_ns)]
+
+
+def shift_ns(graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
+    """Return how far the graph's clock is ahead of the rank's, at its first span."""
+    if not part.spans:
+        return 0
+    return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])

@@ -1,0 +1,147 @@
+"""What replays say of losses: of how many steps a gain is, which waits stay, and what does as well."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import by_rules
+from overlapscope.advice.losses.replayed_losses import with_replayed_gains
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import COPY, OPERATION, Annotations, HostSpans, Ints, Steps, concat, make, take
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.graph_programs import START_NS, Launch, Operation, Sync, Work, simulate
+
+US, MS = 1_000, 1_000_000
+STEPS = 4
+PAUSE = 5 * MS
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+COPIED = Launch(0, 10 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
+
+
+def draining(then: Operation = COPIED) -> list[Operation]:
+    """Return steps that each compute, copy to the host, wait for that, and pause before they compute again."""
+    step = [Launch(0, 20 * MS), then, Sync(0), Work(PAUSE)]
+    return [each for _ in range(STEPS) for each in step] + [Launch(0, 20 * MS)]
+
+
+def with_ranges(run: Run, name: str, starts: Ints, lasted_ns: int = PAUSE - 2 * US) -> Run:
+    """Return a run of one rank with ranges of its thread from these moments on."""
+    timeline = run.ranks[0]
+    lane = int(timeline.host.lane[0])
+    ranges = make(
+        Annotations, starts.size, recording=0, lane=lane, name=len(timeline.names), start_ns=starts + US,
+        end_ns=starts + US + lasted_ns,
+    )  # fmt: skip
+    return replace(run, ranks={0: replace(timeline, annotations=ranges, names=(*timeline.names, name))})
+
+
+def returned(timeline: RankTimeline) -> Ints:
+    """Return when calls that wait returned."""
+    return timeline.host.end_ns[rows_named(timeline.host.name, timeline.names, lambda name: "Synchronize" in name)]
+
+
+def read_a_number(run: Run) -> Run:
+    """Return a run whose waits are made by `.item()`."""
+    timeline = run.ranks[0]
+    waits = take(timeline.host, rows_named(timeline.host.name, timeline.names, lambda name: "Synchronize" in name))
+    item = make(
+        HostSpans, waits.name.size, recording=0, lane=waits.lane, kind=OPERATION, name=len(timeline.names),
+        start_ns=waits.start_ns - 1, end_ns=waits.end_ns + 1,
+    )  # fmt: skip
+    rows = concat([timeline.host, item])
+    rows = take(rows, np.lexsort((-rows.end_ns, rows.start_ns, rows.lane)))
+    names = (*timeline.names, "aten::_local_scalar_dense")
+    return replace(run, ranks={0: replace(timeline, host=rows, names=names)})
+
+
+def replayed(run: Run, found: list[Recommendation] | None = None) -> dict[str, Recommendation]:
+    together = match_and_align(run)
+    found = by_rules(run, analyze(run, together), together) if found is None else found
+    return {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run))}
+
+
+def test_a_wait_for_data_that_the_host_works_on_stays() -> None:
+    run = simulate({0: draining()}).run
+    waits = returned(run.ranks[0])
+    assert "blocking_calls" in replayed(run), "what follows is not known to need the copy"
+    assert "blocking_calls" not in replayed(with_ranges(run, "cpu_adam", waits))
+
+
+@pytest.mark.parametrize("needs", ["gc.collect", FETCH])
+def test_what_needs_no_copy_keeps_no_wait(needs: str) -> None:
+    run = simulate({0: draining()}).run
+    found = replayed(with_ranges(run, needs, returned(run.ranks[0])))
+    assert "blocking_calls" in found or "do not wait" in found["data_loading"].title
+
+
+def test_a_range_that_began_before_or_goes_on_for_long_is_no_work_on_the_copy() -> None:
+    run = simulate({0: draining()}).run
+    waits = returned(run.ranks[0])
+    assert "blocking_calls" in replayed(with_ranges(run, "train", waits - 10 * US))
+    assert "blocking_calls" in replayed(with_ranges(run, "train", waits, 3 * PAUSE))
+
+
+def test_a_number_that_is_read_is_no_input_of_long_work() -> None:
+    run = simulate({0: draining()}).run
+    waits = returned(run.ranks[0])
+    assert "blocking_calls" in replayed(with_ranges(read_a_number(run), "log", waits))
+
+
+def test_waiting_before_a_fetch_is_the_other_way_to_get_it_beside_the_device() -> None:
+    run = simulate({0: draining()}).run
+    run = with_ranges(read_a_number(run), FETCH, returned(run.ranks[0]))
+    found = replayed(run)["data_loading"]
+    assert "; or do not wait for the device before it (cudaStreamSynchronize, for .item() or the like)" in found.title
+    assert "loss.detach()" in found.apply["instead"]
+    assert "DataLoader(" in found.apply["torch"]
+    without = simulate({0: [each for each in draining() if not isinstance(each, Sync)]}).length_ns
+    gain_ns = simulate({0: draining()}).length_ns - without
+    assert found.evidence["replayed_gain_without_waits_ns"] == pytest.approx(gain_ns, rel=0.02)
+    assert found.gain_high_ns == pytest.approx(STEPS * (PAUSE - 2 * US), rel=0.02), "no sum of the two"
+
+
+def test_where_nothing_is_waited_for_there_is_no_other_way() -> None:
+    step = [Work(PAUSE), Launch(0, 2 * MS)]
+    run = simulate({0: [Launch(0, US), *step * STEPS]}).run
+    launches = run.ranks[0].host.end_ns[:-1]
+    found = replayed(with_ranges(run, FETCH, launches))["data_loading"]
+    assert "or do not wait" not in found.title
+    assert list(found.apply) == ["torch"]
+
+
+@pytest.mark.parametrize(("first_ns", "of_steps"), [(PAUSE, STEPS), (PAUSE // 10, STEPS + 1)])
+def test_a_gain_is_of_the_steps_whose_fetch_the_graph_has(first_ns: int, of_steps: int) -> None:
+    """The first of five steps fetches before the first call, to which no edge leads."""
+    run = simulate({0: [Work(first_ns), *draining()]}).run
+    run = with_ranges(run, FETCH, returned(run.ranks[0]))
+    timeline = run.ranks[0]
+    before = replace(
+        take(timeline.annotations, np.array([0])),
+        start_ns=np.array([START_NS]), end_ns=np.array([START_NS + first_ns - US]),
+    )  # fmt: skip
+    steps = make(Steps, STEPS + 1, recording=0, step=np.arange(STEPS + 1))
+    unmarked = replayed(run)["data_loading"]
+    run = replace(run, ranks={0: replace(timeline, annotations=concat([before, timeline.annotations]), steps=steps)})
+    found = replayed(run, [replace(unmarked, per="step", bound_from="loss")])["data_loading"]
+    assert found.gain_high_ns == pytest.approx((unmarked.gain_high_ns or 0) / of_steps, rel=0.001)
+
+
+@pytest.mark.parametrize(("times", "bound_from"), [(1.4, "replay"), (1.6, "loss")])
+def test_a_gain_far_above_the_loss_is_not_of_the_waits_alone(times: float, bound_from: str) -> None:
+    step = [Launch(0, 1 * MS), Sync(), Work(300 * US)]
+    run = simulate({0: [Launch(0, 100 * US), *step * 12, Launch(0, 1 * MS)]}).run
+    found = replayed(run)["blocking_calls"]
+    lost_ns = round((found.gain_high_ns or 0) / times)
+    less = replace(
+        found, loss_ns=lost_ns, gain_high_ns=lost_ns, bound_from="loss",
+        assumed=["that all of it can be avoided: the gain is an upper bound"],
+        evidence={**found.evidence, "of_rank_with_most_ns": lost_ns},
+    )  # fmt: skip
+    again = replayed(run, [less])["blocking_calls"]
+    assert again.bound_from == bound_from
+    assert ("upper bound" in " ".join(again.assumed)) == (bound_from == "replay")
+    assert (again.gain_high_ns == lost_ns) == (bound_from == "loss")

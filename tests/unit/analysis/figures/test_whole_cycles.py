@@ -1,0 +1,146 @@
+"""Sums over all steps are of whole cycles: what a step loses as it begins lies in the window before its own."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cost.throughput import Throughput
+from overlapscope.analysis.cost.whole_cycles import cut_short
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.analysis.result import Analysis, causes_of_all_steps, with_costs
+from overlapscope.report.text.throughput import lines
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.unit.analysis.figures.test_throughput import rank_of
+
+MS = 1_000_000
+FETCHED = [(0, 10), (20, 30), (40, 50)]
+"""In ms: each step does nothing for 10 ms before the next one begins, and no step follows the last."""
+
+
+def analyzed(*ranks: RankTimeline) -> Analysis:
+    return analyze(Run(world_size=len(ranks), ranks={each.rank: each for each in ranks}))
+
+
+def found(*ranks: RankTimeline) -> Throughput:
+    its = analyzed(*ranks).throughput
+    assert its is not None
+    return its
+
+
+def test_a_step_that_no_step_follows_and_that_lacks_what_the_others_end_with_is_left_out() -> None:
+    """By hand: two windows of 20 ms with 3 ms exposed and 11 ms idle each; the last is 9 ms long, without idle time."""
+    its = found(rank_of(0, FETCHED, {"tokens": [8, 8, 8]}, device=True))
+    assert (its.cut_short, its.steps, its.time_ns) == ([2], 2, 40 * MS)
+    assert its.exposed_fraction == pytest.approx(6 / 40)
+    assert its.idle_fraction == pytest.approx(22 / 40)
+    assert its.tokens is not None
+    assert its.tokens.per_second == pytest.approx(16 / 0.040)
+
+
+@pytest.mark.parametrize(
+    ("steps", "device"),
+    [
+        pytest.param([(0, 10), (20, 30), (40, 80)], True, id="a last step that is longer stays"),
+        pytest.param([(0, 10), (20, 30)], True, id="one step alone is followed"),
+        pytest.param([(0, 10), (10, 20), (20, 25)], False, id="without a device marks are windows"),
+    ],
+)
+def test_other_steps_stay(steps: Sequence[tuple[float, float]], device: bool) -> None:
+    its = found(rank_of(0, steps, device=device))
+    assert (its.cut_short, its.steps) == ([], len(steps))
+
+
+@pytest.mark.parametrize(
+    ("lasts_us", "computes_us", "cut"),
+    [
+        pytest.param(9_800, 6_000, [3], id="2 % of a step are lacking"),
+        pytest.param(9_801, 6_000, [], id="less is lacking"),
+        pytest.param(9_000, 5_001, [], id="it computes for less, and lacks little else"),
+        pytest.param(9_000, 5_200, [3], id="it computes for less as well"),
+    ],
+)
+def test_a_step_is_cut_short_if_it_and_its_time_without_compute_are_shorter(
+    lasts_us: int, computes_us: int, cut: list[int]
+) -> None:
+    """The others last 10 ms or more, of which 4 ms are without compute; one is incomplete and follows all the same."""
+    lengths, computes = [10_000, 12_000, 10_500, lasts_us], [6_000, 8_000, 6_500, computes_us]
+    begins = np.cumsum([0, *lengths[:3]]).tolist()
+    begins[3] += 5_000  # after a step that was not recorded
+    windows = [
+        StepWindow(step=number, recording=0, window=(begin, begin + length), complete=True)
+        for number, (begin, length) in enumerate(zip(begins, lengths, strict=True))
+    ]
+    steps = [
+        {0: (at, Breakdown(window_ns=length, compute_ns=compute))}
+        for at, length, compute in zip(windows, lengths, computes, strict=True)
+    ]
+    cut_off = StepWindow(step=9, recording=0, window=(begins[2] + lengths[2], begins[3]), complete=False)
+    assert cut_short(steps, {0: [*windows[:3], cut_off, windows[3]]}) == cut
+    assert cut_short(steps[2:], {0: [*windows[2:3], cut_off, windows[3]]}) == []
+
+
+def test_causes_of_all_steps_and_gpu_hours_are_of_the_same_steps() -> None:
+    costed = with_costs(analyzed(rank_of(0, FETCHED, device=True)))
+    its = costed.throughput
+    assert its is not None
+    assert causes_of_all_steps(costed).total() == 6 * MS
+    idle = its.idle_causes_gpu_hours_a_day
+    assert sum(idle.values()) == pytest.approx(its.idle_gpu_hours_a_day) == pytest.approx(22 / 40 * 24)
+
+
+def delayed(timeline: RankTimeline, by_ms: float) -> RankTimeline:
+    """Return the rank with a first mark, and a recording, that begin so much earlier than its first work."""
+    by = np.zeros(timeline.steps.start_ns.size, np.int64)
+    by[0] = by_ms * MS
+    return replace(
+        timeline,
+        steps=replace(timeline.steps, start_ns=timeline.steps.start_ns - by),
+        recordings=replace(timeline.recordings, start_ns=timeline.recordings.start_ns - by[:1]),
+    )
+
+
+def test_what_lies_before_the_first_compute_is_named_with_the_steps_that_hours_are_of() -> None:
+    steps = [(0, 100), (102, 202), (204, 304), (306, 406)]
+    analysis = analyzed(delayed(rank_of(0, steps, device=True), 80), delayed(rank_of(1, steps, device=True), 60))
+    its = analysis.throughput
+    assert its is not None
+    assert its.lead is not None
+    assert (its.lead.step, its.lead.quiet_ns) == (0, 70 * MS)
+    said = " ".join(lines(its, analysis.headline))
+    assert said.endswith(
+        "over 3 of 4 steps, without step 3, which no step follows, and without 70.000 ms before the first launch of "
+        "step 0 in which no device work was recorded."
+    )
+
+
+def test_a_lead_that_is_no_longer_than_the_idle_time_of_other_steps_is_in_their_windows() -> None:
+    assert found(delayed(rank_of(0, FETCHED, device=True), 10)).lead is None
+    assert found(delayed(rank_of(0, FETCHED, device=True), 13.9)).lead is None
+    assert found(delayed(rank_of(0, FETCHED, device=True), 14)).lead is not None
+
+
+def test_a_lead_ends_with_the_first_launch_however_late_its_work_begins() -> None:
+    """The work of what is launched at once begins 40 ms later: the device was busy with what came before."""
+    timeline = delayed(rank_of(0, FETCHED, device=True), 40)
+    launched = timeline.spans.launch_ns.copy()
+    launched[timeline.spans.start_ns.argmin()] = timeline.steps.start_ns[0] + 5 * MS
+    assert found(replace(timeline, spans=replace(timeline.spans, launch_ns=launched))).lead is None
+
+
+def test_work_of_the_device_in_a_lead_is_no_part_of_it() -> None:
+    """Of 40 ms before the first launch the device works for 20 on what was launched before the step."""
+    timeline = delayed(rank_of(0, FETCHED, device=True), 40)
+    begin = int(timeline.steps.start_ns[0])
+    spans = {name: getattr(timeline.spans, name) for name in timeline.spans.__struct_fields__}
+    before = {name: column[:1].copy() for name, column in spans.items()}
+    before |= {"start_ns": np.array([begin]), "end_ns": np.array([begin + 20 * MS]), "step": np.array([NONE])}
+    before["launch_ns"] = np.array([begin - MS])
+    joined = {name: np.concatenate([before[name], column]) for name, column in spans.items()}
+    lead = found(replace(timeline, spans=replace(timeline.spans, **joined))).lead
+    assert lead is not None
+    assert lead.quiet_ns == 20 * MS
