@@ -24,7 +24,8 @@ from overlapscope.advice.compute.sampling_sort import sampling_sort
 from overlapscope.advice.compute.unfused_elementwise import compute_words, unfused_elementwise
 from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.fewer_channels import interference
-from overlapscope.advice.host_paced import host_paced
+from overlapscope.advice.hosts.host_paced import host_paced
+from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank, one_call, with_no_setting
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
@@ -91,6 +92,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     standing_still,
     pausing_host,
     host_pauses,
+    slow_host,
     repeated_reductions,
     repeated_broadcasts,
     flatten_gradients,
@@ -124,6 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 SAME_TIME: Final = {
     "launch_bound": ("host_paced",),
+    "slow_host": ("host_paced",),
     "flatten_gradients": ("small_collectives", "embedding_tail"),
     "computing_calls": ("embedding_tail",),
     "repeated_broadcasts": ("small_collectives",),
@@ -176,7 +179,7 @@ def _by_rules(
         lambda rank: one_call(run, cross_rank.splits, rank),
     )
     own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
-    if late and _is_of_pauses(late, own):
+    if late and (_is_of_pauses(late, own) or is_why_late(own.get("slow_host"), late)):
         late = None
     first = [] if late and _is_of_launches(late, own, given) else _fixed_first(analysis, late, cores)
     found = {each.id: each for each in (*first, cores) if each is not None} | own

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from overlapscope.advice.hosts.slow_host import not_computed_ns
 from overlapscope.advice.late_rank import DOMINATES
 from overlapscope.advice.losses.exposed_communication import LATE_WAITS
 from overlapscope.advice.losses.largest_loss import (
@@ -48,7 +49,8 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
     Exposed communication that lack of cores may explain is one of cores; waiting for several ranks in turn, of which
     some stand still, is one of these. On devices, what calls take longer than their like is none of the recorded ranks,
     where launches cost more than the rest; what the excess of a straggler costs is of that rank, and the next compute
-    that was not launched yet of launches. A straggler for whom most of the time in collectives is waited stands before
+    that was not launched yet of launches. A host that takes longer for the same calls may be why anything is exposed
+    or idle. A straggler for whom most of the time in collectives is waited stands before
     what would change these.
     """
     if not analysis.run.has_device:
@@ -59,6 +61,8 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
     of_others = longer_beside_launches_ns(analysis, (named and named.loss_ns) or 0) + round(max(late_ns, 0))
     of_others += max(launches_ns(found, analysis), gaps_ns(analysis)) + _of_uneven_stages(found, analysis, steps)
     moved = {"exposed_communication": -of_others} if of_others else {}
+    # It may be why anything of a step is exposed or idle.
+    moved |= {each.id: not_computed_ns(analysis) for each in found if each.id == "slow_host"}
     return moved | _moved_to_straggler(found, steps) | _moved_to_link(found, analysis, steps)
 
 

@@ -103,6 +103,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
     own = [ns for name, ns in lost if name in named and name != "late_rank"]
     is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
+    is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why
     if not of_exposed:
         return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
     waits_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)) if is_late and few is None else 0

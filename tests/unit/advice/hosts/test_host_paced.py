@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns, saved_without_ns
-from overlapscope.advice.host_paced import host_paced
+from overlapscope.advice.hosts.host_paced import host_paced
 from overlapscope.advice.model_parallel import expert_parallel
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.common.findings import Finding

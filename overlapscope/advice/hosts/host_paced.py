@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from overlapscope.advice.hosts.slow_host import not_computed_ns
 from overlapscope.advice.losses.largest_loss import longer_ns_of
 from overlapscope.advice.losses.launch_bound import fewer_launches
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
@@ -30,7 +31,7 @@ def host_paced(given: RuleInput) -> Recommendation | None:
         id="host_paced",
         title=f"Launch less: hosts work at least {percent_text(min(shares))} of a {ms(given.step_ns)} {given.per}, "
         f"without waiting for their devices, so that a slightly slower one delays all; {waits}",
-        loss_ns=_not_computed_ns(given),
+        loss_ns=not_computed_ns(given.analysis),
         apply=apply,
         evidence={
             "host_share": min(shares),
@@ -55,8 +56,3 @@ def _shares(given: RuleInput) -> list[float]:
         return []
     lasted = {rank: sum(end - start for start, end in given.windows[rank]) for rank in at_hand}
     return [int(given.host_work_ns[rank].sum()) / lasted[rank] for rank in at_hand if lasted[rank]]
-
-
-def _not_computed_ns(given: RuleInput) -> int:
-    """Return for how long nothing is computed: exposed and idle time, of which launches decide an unknown part."""
-    return (given.figures.exposed_comm_ns or 0) + (given.figures.idle_ns or 0)

@@ -1,0 +1,1 @@
+"""What hosts delay by themselves: those that are slower than others, and those that launch all the time."""
