@@ -12,6 +12,7 @@ import msgspec
 from overlapscope.advice.calls.backward_prefetch import backward_prefetch
 from overlapscope.advice.calls.embedding_tail import embedding_tail
 from overlapscope.advice.calls.flatten_gradients import flatten_gradients
+from overlapscope.advice.calls.fsdp_units import fsdp_units
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
 from overlapscope.advice.calls.repeated_reductions import repeated_reductions
 from overlapscope.advice.calls.sixteen_bit_exchange import sixteen_bit_exchange
@@ -20,6 +21,7 @@ from overlapscope.advice.calls.small_collectives import small_collectives
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.compute.blocking_launches import blocking_launches
 from overlapscope.advice.compute.device_copies import device_copies
+from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.compute.sampling_sort import sampling_sort
 from overlapscope.advice.compute.unfused_elementwise import compute_words, unfused_elementwise
 from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
@@ -87,6 +89,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     unfused_elementwise,
     device_copies,
     sampling_sort,
+    recomputation,
     gradient_accumulation,
     blocking_reductions,
     standing_still,
@@ -120,6 +123,7 @@ RULES: Final[tuple[Rule, ...]] = (
     split_all_reduce,
     sharded_optimizer,
     backward_prefetch,
+    fsdp_units,
     overlap_without_effect,
     uneven_stages,
     little_compute,
@@ -130,6 +134,7 @@ SAME_TIME: Final = {
     "flatten_gradients": ("small_collectives", "embedding_tail"),
     "computing_calls": ("embedding_tail",),
     "repeated_broadcasts": ("small_collectives",),
+    "fsdp_units": ("overlap_without_effect",),
     "shared_cores": ("launch_bound", "blocking_calls"),
     "blocking_launches": ("launch_bound", "blocking_calls"),
 }
@@ -287,7 +292,7 @@ def advise(
 def _transfers_stall(analysis: Analysis) -> bool:
     """Return whether hosts stand still, or transfers took at least twice as long as the fastest of their size."""
     causes = analysis.headline.causes
-    transfer = sum(causes.get(each, 0) for each in ("dependency", "tail"))
+    transfer = sum(causes.get(each, 0) for each in ("ahead", "dependency", "tail"))
     still = any(each.id == "standing_still" for each in analysis.findings)
     slow = causes.get("slow_transfer", 0)
     return still or slow >= max(transfer, 1)

@@ -1,4 +1,4 @@
-"""Rule: waiting for late ranks dominates, which no setting of communication shortens."""
+"""Rule: waiting for late ranks dominates, which comes before settings of communication."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, Self
@@ -37,6 +37,9 @@ OF_ONE_CALL: Final = 0.8
 says nothing of the rank. A choice."""
 PROCESSES: Final = "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores"
 NO_SETTING: Final = "no setting of communication shortens"
+BY_COMPUTE: Final = ("more_work", "slower_compute", "longer_compute")
+"""Causes of a late rank, by `held_by`, of which it is certain: fewer or larger calls may relieve a host that is
+late."""
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
 
 LOOK: Final[Mapping[str, Mapping[str, str]]] = {
@@ -260,9 +263,9 @@ def _removal(
 
 
 def with_no_setting(each: Recommendation) -> Recommendation:
-    """Return it with the words that no setting shortens the waiting: for where none stands beside it."""
-    named = each.evidence["held_by"] is not None
-    words = f", which {NO_SETTING}" if named else f": {NO_SETTING} it"
+    """Return it with the words that no setting shortens the waiting, where its rank computes longer: for where no
+    setting stands beside it."""
+    words = f", which {NO_SETTING}" if each.evidence["held_by"] in BY_COMPUTE else ""
     return msgspec.structs.replace(each, title=f"{each.title}{words}")
 
 

@@ -31,7 +31,7 @@ OF_COMMUNICATION: Final = (OF_EXPOSED - {"late_rank"}) | {
 
 BY_OVERLAP: Final = frozenset({
     "tensor_parallel", "expert_parallel", "split_all_reduce", "overlap_without_effect", "small_collectives",
-    "busy_lane", "backward_prefetch",
+    "busy_lane", "backward_prefetch", "fsdp_units",
 })  # fmt: skip
 """Their bound is all that is exposed of calls whose results are waited for, as if all of it could run beside compute,
 or took no time, ..."""

@@ -22,8 +22,12 @@ _CallKind = tuple[str, str | None]
 
 
 def busy_lane(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where queueing behind other groups' calls is exposed; None for runs without devices."""
-    queued = given.cause_ns("queued")
+    """Return the recommendation where queueing behind other groups' calls is exposed; None for runs without devices.
+
+    It is exposed of the calls that ran ahead of one that compute waited for, and of that one itself.
+    """
+    ahead = given.cause_ns("ahead")
+    queued = given.cause_ns("queued") + ahead
     if not given.is_worth(queued):
         return None
     blocked: dict[tuple[_CallKind, _CallKind], int] = defaultdict(int)
@@ -51,6 +55,7 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
         },
         evidence={
             "queued_ns": queued,
+            "ahead_ns": ahead,
             "behind_others": share,
             "pairs": [
                 {"before": list(one), "behind": list(other), "ns": ns}

@@ -20,6 +20,7 @@ from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
+from overlapscope.analysis.checks.pipelines.last_stage_waits import last_stage_waits
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
@@ -127,6 +128,7 @@ def findings_of(asked: Asked) -> list[Finding]:
         *partly_recorded_groups(run, asked.cross_rank),
         *pipeline_bubbles(run, stages),
         *pipeline_fill(run, stages),
+        *last_stage_waits(run, coverage, step_windows),
         *expert_imbalance(run, asked.cross_rank, coverage, window_ns),
         *possible_bandwidth(run, asked.collectives, asked.bandwidth),
         *intent_findings(run),

@@ -503,10 +503,10 @@ def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
 
 
 def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> Counter[str]:
-    """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these, and those that are
-    cut short; empty of a single step."""
+    """Return the nanoseconds of each cause in all complete steps of the headline's ranks but these, those that are cut
+    short, and those whose causes are others as no step follows them; empty of a single step."""
     every: Counter[str] = Counter()
-    without = {*left_out, *_cut_short(analysis)}
+    without = {*left_out, *_cut_short(analysis), *analysis.headline.causes_cut}
     ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps} - without
     if analysis.headline.window == "step" and len(steps) > 1:
         for info in (each for each in analysis.ranks if each.rank in ranks):

@@ -8,8 +8,8 @@ import msgspec
 from overlapscope.whatif.parallelism import Parallelism
 
 WAITS_FIRST: Final = (
-    "no setting of communication shortens waiting for other ranks; `overlapscope analyze` says whether one is a "
-    "straggler"
+    "no setting of communication is recommended before ranks wait less for others; `overlapscope analyze` says whether "
+    "one is a straggler"
 )
 """Said where waiting dominates; whether one rank makes the others wait is tested elsewhere."""
 CAP: Final = "bucket_cap_mb"
@@ -107,7 +107,7 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
     waiting: bool = False
-    """Whether waiting for other ranks dominates, which no setting of communication shortens."""
+    """Whether waiting for other ranks dominates, which comes before settings of communication."""
     best: Best
     flat_region: dict[str, list[Any]]
     """Values of a knob whose steps differ from the best one by less than the noise."""

@@ -26,6 +26,10 @@ ALIKE: Final = 0.2
 OTHER_SIZES: Final = 1.5
 """Sizes with this ratio show that the time follows the bytes."""
 FEW: Final = 0.1
+OTHER_RATES: Final = 1.5
+"""Steps whose rates differ so many times have no rate in common. A choice: no figure of both is right of either."""
+SAME_RATE: Final = 1.05
+"""Rates of operations that differ by less are one. A choice: short waits of each call make as much."""
 SIZED: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Operations whose members send as much each, so that a size and a time give a rate."""
 SOCKET_BYTES: Final = 10_000_000
@@ -48,8 +52,9 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: int
     calls: float
     """A step of a rank, or a recording."""
-    busbw_gbs: float | None
-    """None of small calls, whose latency it would be."""
+    busbw_gbs: tuple[float, float] | None
+    """Of the slower and of the faster steps, where these differ by `OTHER_RATES`, else the usual one twice; None of
+    small calls, whose latency it would be."""
     at_least: bool
     """Whether times hold waiting."""
 
@@ -60,9 +65,21 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
         if self.least_bytes < self.most_bytes:
             sizes = f"{size_text(self.least_bytes)} to {sizes}"
         among = f" among {self.group_size} ranks" if self.group_size else ""
-        least = "at least " if self.at_least else ""
-        fast = f", {least}{self.busbw_gbs:.3g} GB/s on the bus" if rate and self.busbw_gbs is not None else ""
+        fast = f", {self.rate_words()}" if rate and self.busbw_gbs is not None else ""
         return f"mostly {self.op}{of}{among}, {self.calls:.3g} a {per} of {sizes}{fast}"
+
+    def rate_words(self, over: str = "") -> str:
+        """Return how fast they are, with words on the bus's ranks; empty where that is not known."""
+        if self.busbw_gbs is None:
+            return ""
+        by_step = ", by step" * (self.busbw_gbs[0] < self.busbw_gbs[1])
+        return f"{'at least ' * self.at_least}{gbs_words(self.busbw_gbs)} on the bus{over}{by_step}"
+
+
+def gbs_words(rates_gbs: tuple[float, float]) -> str:
+    """Return a rate in words, or two that differ as a range."""
+    low, high = (f"{each:.3g}" for each in rates_gbs)
+    return f"{high} GB/s" if low == high else f"{low} to {high} GB/s"
 
 
 def dominant_calls(given: RuleInput) -> DominantCalls | None:
@@ -95,9 +112,42 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
         least_bytes=min(sizes),
         most_bytes=max(sizes),
         calls=max(calls.values()) / max(given.steps, 1),
-        busbw_gbs=moved / took * bus_factor(op, group_size) if known and group_size is not None else None,
+        busbw_gbs=_by_step(given, most, sizes, moved / took * bus_factor(op, group_size))
+        if known and group_size is not None
+        else None,
         at_least=any(row.estimate == "upper_bound" for row in heavy),
     )
+
+
+def _by_step(
+    given: RuleInput, kind: tuple[str, str | None, int | None], sizes: Sequence[int], usual_gbs: float
+) -> tuple[float, float]:
+    """Return the rates of calls of a kind and these sizes in the slower and in the faster steps, without a tenth at
+    either end, where they differ by `OTHER_RATES`; else the usual one twice."""
+    rates = []
+    for timeline, windows in given.some_ranks() if given.per == "step" else ():
+        calls, transfer_ns = timeline.collectives, given.transfers[timeline.rank].transfer_ns
+        own = _of_kind(timeline, _sized(timeline, windows, LARGE_BYTES), *kind)
+        own = own[np.isin(calls.bytes[own], sizes)]
+        took = np.where(transfer_ns[own] == NONE, calls.end_ns[own] - calls.start_ns[own], transfer_ns[own])
+        step = window_of(windows, calls.start_ns[own])
+        moved, lasted = (np.bincount(step, each, len(windows)) for each in (_bus_bytes(timeline, own), took))
+        rates.append(moved[lasted > 0] / lasted[lasted > 0])
+    every = np.concatenate([np.zeros(0), *rates])
+    if not every.size:
+        return usual_gbs, usual_gbs
+    low, high = np.quantile(every, [FEW, 1 - FEW], method="nearest").tolist()
+    return (low, high) if high >= OTHER_RATES * low else (usual_gbs, usual_gbs)
+
+
+def _of_kind(timeline: RankTimeline, rows: Ints, op: str, dimension: str | None, group_size: int | None) -> Ints:
+    """Return those of the calls that are of an operation, a dimension (None: where none is known), and a group of a
+    size."""
+    calls, names = timeline.collectives, timeline.names
+    rows = rows[rows_named(calls.op[rows], names, op.__eq__)]
+    rows = rows[calls.group_size[rows] == (group_size or NONE)]
+    named = rows_named(calls.dimension[rows], names, lambda name: dimension in (None, name))
+    return rows[~named if dimension is None else named]
 
 
 def _heavy(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
@@ -112,6 +162,8 @@ def _heavy(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of a rank whose members send as much each, of `LARGE_BYTES` or more; times in ns."""
 
+    op: Ints
+    """Number in `SIZED`."""
     bus_bytes: Floats
     lasted_ns: Ints
     exposed_ns: Ints
@@ -121,9 +173,12 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed time of all calls of the rank."""
 
 
-def transfer_rate_gbs(given: RuleInput) -> float | None:
+def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     """Return the bus bandwidth at which calls transfer, where members were not recorded, so that their times may hold
     waiting; None where nothing shows it.
+
+    It is that of the operation whose calls are slowest, in the median, and that of the fastest, which short waits lower
+    least: the latter twice where they differ by less than `SAME_RATE`.
 
     It is shown where nearly all exposed time, and nearly all time in calls, is of large calls at one bandwidth,
     although their bytes differ, with which no waiting grows, and so does the compute before them for each byte, with
@@ -132,9 +187,9 @@ def transfer_rate_gbs(given: RuleInput) -> float | None:
     if given.is_whole or not given.run_has_device:
         return None
     found = [_large_calls(given, timeline, windows) for timeline, windows in given.some_at_hand()]
-    exposed, lasted, computed = (
+    op, exposed, lasted, computed = (
         np.concatenate([np.zeros(0, np.int64), *(getattr(each, name) for each in found)])
-        for name in ("exposed_ns", "lasted_ns", "computed_ns")
+        for name in ("op", "exposed_ns", "lasted_ns", "computed_ns")
     )
     bus = np.concatenate([np.zeros(0), *(each.bus_bytes for each in found)])
     if not exposed.sum() or exposed.sum() < MOST_ALIKE * sum(each.every_ns for each in found):
@@ -147,7 +202,16 @@ def transfer_rate_gbs(given: RuleInput) -> float | None:
     if not nearly_all or alike.sum() < 2 * LIKE_CALLS:
         return None
     spread = [_spread(bus[alike]), _spread(computed[alike] / bus[alike])]
-    return usual if min(spread) >= OTHER_SIZES else None
+    return _of_ops(op[alike], rate[alike]) if min(spread) >= OTHER_SIZES else None
+
+
+def _of_ops(op: Ints, rate_gbs: Floats) -> tuple[float, float]:
+    """Return the median rate of the slowest and of the fastest operation, of those with enough calls; the latter twice
+    where they are about one."""
+    many = np.flatnonzero(np.bincount(op) >= LIKE_CALLS).tolist()
+    medians = [float(np.median(rate_gbs[op == each])) for each in many] or [float(np.median(rate_gbs))]
+    low, high = min(medians), max(medians)
+    return (low, high) if high > SAME_RATE * low else (high, high)
 
 
 def _spread(values: Floats) -> float:
@@ -164,7 +228,9 @@ def _large_calls(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
     group, start = calls.group[own], calls.start_ns[own]
     follows = np.append(False, group[1:] == group[:-1])[: own.size]
     before = np.where(follows, np.append(start[:1], start[:-1]), start)
+    named = [rows_named(calls.op[own], timeline.names, each.__eq__) for each in SIZED]
     return _Calls(
+        op=np.argmax(named, axis=0),
         bus_bytes=_bus_bytes(timeline, own),
         lasted_ns=calls.end_ns[own] - start,
         exposed_ns=exposed[own],
@@ -191,12 +257,9 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
         return None
     rates = []
     for timeline, windows in given.some_ranks():
-        calls, names = timeline.collectives, timeline.names
+        calls = timeline.collectives
         own = _sized(timeline, windows, SOCKET_BYTES)
-        own = own[rows_named(calls.op[own], names, dominant.op.__eq__)]
-        own = own[calls.group_size[own] == (dominant.group_size or NONE)]
-        named = rows_named(calls.dimension[own], names, lambda name: dominant.dimension in (None, name))
-        own = own[~named if dominant.dimension is None else named]
+        own = _of_kind(timeline, own, dominant.op, dominant.dimension, dominant.group_size)
         groups = {timeline.name(code) for code in values_in(calls.group[own]).tolist()}
         if not all(_spans_hosts(given, group, hosts) for group in groups):
             return None

@@ -23,7 +23,7 @@ from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 
-SAVED: Final = ("slow_transfer", "queued", "dependency", "tail", "unknown")
+SAVED: Final = ("slow_transfer", "queued", "ahead", "dependency", "tail", "unknown")
 """Causes of exposed time that ends with the calls; in others the next compute would not have begun earlier."""
 UNEVEN: Final = "all_to_all"
 """Members may send different sizes: calls as large on one rank need not be alike."""

@@ -1,7 +1,8 @@
 """Rule: look at the hosts that take much longer than others for the same calls, and do not wait for their devices."""
 
+from overlapscope.advice.hosts.fewer_buckets import fewer_buckets
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.checks.slow_host import slow_hosts
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.display import list_some
@@ -16,7 +17,7 @@ LOOK = (
 def slow_host(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the finding names slow hosts, and enough of a step is exposed or idle that they
     may be why. How much of that is theirs is not known: it has no figure."""
-    found = slow_hosts(given.analysis)
+    found = slow_hosts(given.analysis.findings)
     if found is None or not given.is_worth(not_computed_ns(given.analysis)):
         return None
     ranks, machines = found.evidence["ranks"], found.evidence["hosts"]
@@ -36,7 +37,7 @@ def slow_host(given: RuleInput) -> Recommendation | None:
         f"that {it}{unseen} may pace all ranks"
         f"{waits if given.is_worth(waits_ns) else ''}",
         verdict="look",
-        apply={"linux": LOOK},
+        apply={"linux": LOOK} | fewer_buckets(given, ranks),
         evidence={
             "ranks": ranks,
             "hosts": machines,
@@ -47,11 +48,6 @@ def slow_host(given: RuleInput) -> Recommendation | None:
         assumed=["that the slower host delays the others, as its device has nothing launched ahead"],
         verify="overlapscope analyze NEW_RUN: the finding slow_host is gone",
     )
-
-
-def slow_hosts(analysis: Analysis) -> Finding | None:
-    """Return the finding that names slow hosts, if there is one."""
-    return next((each for each in analysis.findings if each.id == "slow_host"), None)
 
 
 def is_why_late(slow: Recommendation | None, late: Recommendation) -> bool:

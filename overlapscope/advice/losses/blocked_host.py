@@ -18,6 +18,7 @@ from overlapscope.advice.losses.host_time import (
     host_time,
     in_the_mean,
     most_by_number,
+    range_of_waits,
     worth_naming,
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
@@ -206,7 +207,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         given,
         id="blocking_calls",
         title=f"Let the host run ahead: the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'} because "
-        f"the host waits for it ({named_waits(calls, found.waits)})",
+        f"the host waits for it ({named_waits(calls, found.waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
         at_most_ns=lost.ns,
         bound_from="loss",
         apply=instead_of(given.job, found.waits, found.shown_by),

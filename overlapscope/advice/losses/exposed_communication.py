@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from msgspec import to_builtins
 
-from overlapscope.advice.calls.call_rates import SOCKETS, dominant_calls, like_sockets, transfer_rate_gbs
+from overlapscope.advice.calls.call_rates import SOCKETS, dominant_calls, gbs_words, like_sockets, transfer_rate_gbs
 from overlapscope.advice.calls.known_transfer import Transfer, known_transfer
 from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
@@ -28,7 +28,7 @@ LOOK_AT_UNSEEN: Final = (
     "# record all ranks, then: overlapscope explain straggler  # what the slower one gets (batch, sequence lengths), "
     "and how fast its device is"
 )
-AT_ONE_RATE: Final = "# calls of all sizes run at {gbs:.3g} GB/s on the bus: fewer bytes, overlap, or a faster link"
+AT_ONE_RATE: Final = "# calls of all sizes run at {gbs} on the bus: fewer bytes, overlap, or a faster link"
 ONE_RATE: Final = "that calls of several sizes which run at one bandwidth transfer, and do not wait"
 LOOK_AT_STEPS: Final = (
     "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
@@ -63,8 +63,8 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     speed: str
     """Words on a rate of transfers, or that even the fastest of them are as slow as TCP sockets."""
     sockets: bool
-    rate_gbs: float | None
-    """Of transfers, where their sizes show that they are such."""
+    rate_gbs: tuple[float, float] | None
+    """Of transfers of the slowest and of the fastest operation, where their sizes show that they are such."""
     slower: SlowerUnseen | None
     """A rank that was not recorded, which they wait for."""
     transfer: Transfer | None
@@ -81,7 +81,8 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
             of_all = "" if given.is_whole else ", unless each waits for a rank that was not recorded"
             speed = f"; even the fastest of {slow[1]} is at {slow[0]:.2g} GB/s, as slow as over TCP sockets{of_all}"
         elif rate_gbs is not None:
-            speed = f"; calls of all sizes transfer at about {rate_gbs:.3g} GB/s on the bus"
+            about, more = ("about ", "") if rate_gbs[0] == rate_gbs[1] else ("", " or more, by operation")
+            speed = f"; calls of all sizes transfer at {about}{gbs_words(rate_gbs)} on the bus{more}"
         return cls(
             which=most.words(given.per, rate=rate_gbs is None) if most else "",
             speed=speed,
@@ -118,7 +119,7 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
         | ({LATE_WAITS: loss.late_ns} if loss.late_ns else {})
         | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
-        | ({"transfer_gbs": calls.rate_gbs} if calls.rate_gbs else {})
+        | ({"transfer_gbs": calls.rate_gbs[1]} if calls.rate_gbs else {})
         | ({"slower_unseen": to_builtins(calls.slower)} if calls.slower else {})
         | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
@@ -135,7 +136,7 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) 
         return {"look": LOOK_AT_UNSEEN}
     found = remedies(given, why.cause, why.second, loss.longer_ns, calls.transfer, why.waits_ns)
     if calls.rate_gbs is not None:
-        lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=calls.rate_gbs)]
+        lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs))]
         found["torch"] = "\n".join(lines)
     return found | ({"nccl_variables": SOCKETS} if calls.sockets else {})
 

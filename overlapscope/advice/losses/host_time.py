@@ -15,8 +15,10 @@ from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import RUNTIME, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, union
+from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
@@ -27,6 +29,10 @@ because some of it is caused by the profiler, and how much is not known."""
 MOSTLY: Final = 0.5
 """Least share of the idle time that one kind of loss has to be named, of it that a range covers, and of the longest
 loss of a step that another step has to be named beside it."""
+AFTER: Final = 0.1
+"""Of waits at most so much lies in a range in which the host works after them. A choice."""
+MOST_OF_STEPS: Final = 0.8
+"""A range that covers more of all steps says nothing of where in them. A choice."""
 NAMED: Final = 0.05
 """Least share of a loss that a call has to be named beside it. A choice: less is not worth changing the call."""
 UNEVEN: Final = 1.5
@@ -191,6 +197,34 @@ def blocker_words(given: RuleInput, idle_ns: int) -> str:
     when = "" if there.all() or given.per != "step" else f"in step{'' if len(steps) == 1 else 's'} {list_some(steps)} "
     of = f"on rank {rank} " if len(given.windows) > 1 else ""
     return f" ({of}{when}the host {DOES[kind]}{where})"
+
+
+def range_of_waits(given: RuleInput, *kinds: LossKind) -> str:
+    """Return words for the range in which the host of the rank that loses most passes most of the idle time of waits,
+    for the end of a title: one in which it works after them, or one that holds them; empty without one."""
+    found: dict[int, list[HostLoss]] = {}
+    for rank, losses in given.host_losses.items():
+        found[rank] = [each for each in losses if each.kind in kinds and rank in given.windows]
+    most = max(found, key=lambda rank: sum(length(each.when) for each in found[rank]), default=None)
+    if most is None or not found[most]:
+        return ""
+    timeline, when = given.run.ranks[most], union(*(each.when for each in found[most]))
+    name = _range(timeline, when)
+    times = times_in_ranges(timeline, names={name}).get(name) if name else None
+    if name is None or times is None or length(times) > MOST_OF_STEPS * _recorded_ns(given, most):
+        return ""
+    calls = {each.call for each in found[most] if each.call}
+    named = rows_named(np.arange(len(timeline.names), dtype=np.int32), timeline.names, calls.__contains__)
+    own = select_host_spans(timeline.host, (RUNTIME,), named)
+    waits = union((own.start_ns, own.end_ns))
+    inside = length(intersection(waits, times))
+    if not length(waits) or MOSTLY * length(waits) <= inside:
+        return f", in {short(name)}"
+    return f", then works in {short(name)}" if inside < AFTER * length(waits) else ""
+
+
+def _recorded_ns(given: RuleInput, rank: int) -> int:
+    return sum(end - start for start, end in given.windows[rank])
 
 
 def _by_step(given: RuleInput, rank: int, losses: list[HostLoss]) -> Ints:

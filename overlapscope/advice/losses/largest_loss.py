@@ -31,7 +31,7 @@ OF_EXPOSED: Final = frozenset({
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
     "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer", "backward_prefetch",
-    "uneven_stages",
+    "uneven_stages", "fsdp_units",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(

@@ -127,7 +127,8 @@ def _largest(given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer 
     if cause not in MAY_BE_WAITING or not unsplit:
         return cause, ns, label
     if transfer is None:
-        return "unknown", ns, f"{label}, waiting for other ranks included"
+        # Another order helps whichever of both it is.
+        return "ahead" if cause == "ahead" else "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, f"{label}{WORDS[transfer]}"
 
 

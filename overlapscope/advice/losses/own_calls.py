@@ -33,6 +33,8 @@ OF_OWN_CALLS: Final = {
     "beside the next forward; a call after the optimizer: is it needed in each step?",
     "queued": "# calls wait on their stream for others, of another operation or group: a communicator of its own, or "
     "another order",
+    "ahead": "# calls run on their stream before one that compute waits for: give that one a communicator of its own, "
+    "or launch it before them",
 }
 """By cause, where nothing more is known of the calls."""
 AVERAGES: Final = (
@@ -140,7 +142,10 @@ def _mostly_reduces(given: RuleInput) -> bool:
 
 
 def _rest(given: RuleInput) -> str:
-    """Return what to do about the last bucket of gradients of which the others go beside backward."""
+    """Return what to do about the last bucket of gradients of which the others go beside backward; where most of what
+    is exposed is of other calls, no bucket is why."""
+    if not _mostly_reduces(given):
+        return FEWER_BYTES
     if last_is_one_gradient(given):
         return ONE_GRADIENT
     if _replays_buckets(given):
@@ -157,8 +162,7 @@ def _of_link(given: RuleInput) -> str | None:
     most = dominant_calls(given)
     if most is None or most.busbw_gbs is None:
         return None
-    least = "at least " * most.at_least
-    rate = f" ({least}{most.busbw_gbs:.3g} GB/s on the bus over {most.group_size} ranks)"
+    rate = f" ({most.rate_words(f' over {most.group_size} ranks')})"
     return LINK_IS_LIMIT.format(comm=ms(comm_ns), compute=ms(compute_ns), rate=rate)
 
 

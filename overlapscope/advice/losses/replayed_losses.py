@@ -20,6 +20,7 @@ from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.graph.idle import READ_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -31,6 +32,7 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
+from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.result import Recommendation
@@ -52,6 +54,11 @@ MORE: Final = (
     "that nothing else changes: a replay without these waits gains far more, as other host time then passes beside the "
     "device"
 )
+SLOW_STILL: Final = (
+    "that the host launches all else as slowly as before: without these waits part of the idle time stays"
+)
+FAR_LESS: Final = 0.9
+"""A replay without waits that gains a smaller share of their loss is said to leave the rest to launches. A choice."""
 KEPT: Final = "that what a host copies to itself and then works on for long is needed: these waits stay"
 FAR_MORE: Final = 1.5
 """A replay without waits that gains so many times their loss is not about them alone. A choice."""
@@ -59,6 +66,8 @@ ALTERNATIVE: Final = 0.5
 """Least share of a loss that a second remedy must gain in its place to be named. A choice."""
 LATE_HOSTS: Final = ("launch_bound", "host_pauses")
 """Losses of a host that a host which is ahead of its device does not have; the first that was found is replayed."""
+NUMBER_NS: Final = 5_000
+"""A copy of one number takes 1 to 2 us, and seldom longer than this."""
 Waits = Mapping[tuple[str, str | None], int]
 """The time in calls that wait, in ns, by name and by the operation that makes them, None without one."""
 
@@ -230,6 +239,8 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
         others = [one for one in each.assumed if AVOIDED not in one]
         return replace(each, assumed=[*others, MORE], evidence={**each.evidence, "replayed_gain_ns": gain})
     kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
+    if each.id == "blocking_calls" and gain < FAR_LESS * (each.loss_ns or 0):
+        kept.append(SLOW_STILL)
     return replace(
         each,
         gain_low_ns=0,
@@ -322,7 +333,27 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
         lag[within] = np.minimum(lag[within], CALL_TAKES_NS)
     if not allocations:
         lag[edges.kind == POLL] = NEVER
+        _drop_numbers(graph, ranks, lag)
     return replace(change, lag_ns=lag)
+
+
+def _drop_numbers(graph: Graph, ranks: Ranks, lag_ns: Ints) -> None:
+    """Take, in place, all time from copies of numbers that the host reads at once, from its calls for them, and from
+    what it does between these calls and to come to them: nobody makes them for anything else."""
+    edges, time = graph.edges, graph.nodes.time_ns
+    for part in graph.ranks:
+        timeline = ranks[part.rank]
+        found = read_backs(graph, part, timeline)
+        lasted = (time[part.ends()] - time[part.starts()])[found.span]
+        number = (lasted <= NUMBER_NS) & ~needed_waits(graph, part, timeline)[found.wait]
+        spans, calls, waits = found.span[number], found.call[number], found.wait[number]
+        begins, returns = part.begins().start, part.returns().start
+        later = waits[waits != calls]
+        gone = np.isin(edges.node, np.concatenate([returns + calls, returns + later])) & (edges.kind == CALL)
+        gone |= np.isin(edges.node, part.ends().start + spans) & (edges.kind == RUN_COPY)
+        comes = np.isin(edges.node, np.concatenate([begins + calls, begins + later])) & (edges.kind == HOST_STRETCH)
+        gone |= comes & (lag_ns <= READ_WITHIN_NS)
+        lag_ns[gone] = 0
 
 
 def _without_copies(graph: Graph, ranks: Ranks) -> Change:

@@ -11,6 +11,7 @@ import numpy as np
 
 from overlapscope.advice.losses.host_time import shown_by
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
+from overlapscope.analysis.checks.slow_host import slow_hosts
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.result import Recommendation
@@ -27,6 +28,8 @@ PAGEABLE: Final = re.compile(r"Pageable")
 PINNED: Final = re.compile(r"Pinned")
 TO_HOST_ALONE: Final = "to_host_alone"
 """In the evidence: whether the figures are of copies to the host alone."""
+NOT_BEFORE: Final = "; it may save nothing before the slow hosts are faster"
+"""A device that waits for launches does not end sooner without its copies: they are then no loss, but a bound."""
 MOSTLY: Final = 0.5
 """Of the copying time, this share is of batches, or to the host, where it is said to be that."""
 
@@ -88,13 +91,14 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         f"{ms(mean)} of a {ms(given.step_ns)} {given.per}" if one is None else f"{ms(one[1])} in step {one[0]} alone"
     )
     do, what = WORDS[kind]
-    return recommended(
+    slow = slow_hosts(given.analysis.findings) is not None
+    advice = recommended(
         given,
         id="copies_on_compute_stream",
         title=f"{do}: {what} on the compute stream take {how_long}, and nothing is computed beside them"
-        f"{_also_exposed(given, beside, times)}",
+        f"{_also_exposed(given, beside, times)}{NOT_BEFORE * slow}",
         at_most_ns=mean * times,
-        bound_from="loss",
+        bound_from=None if slow else "loss",
         apply=_apply(given, kind, pageable=pageable, recurs=most.recurs),
         evidence={
             "copies_alone_ns": round(mean * times),
@@ -112,6 +116,7 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         ],
         per="recording" if one else None,
     )
+    return msgspec.structs.replace(advice, loss_ns=None) if slow else advice
 
 
 def _of_ranks(given: RuleInput, *, to_host: bool) -> list[_Copied]:

@@ -7,7 +7,7 @@ lasts long as well; but then the host is far ahead.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -26,6 +26,7 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
+SLOW_HOST: Final = "slow_host"
 SLOW: Final = 2.0
 """A host is slow from so many times as long as its peers. A choice: equal hosts differed by up to 1.1 times."""
 MOST: Final = 2 / 3
@@ -55,12 +56,12 @@ class _Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Slow(msgspec.Struct, frozen=True, kw_only=True):
-    """A slow host beside its peers."""
+    """A slow host beside those that are not."""
 
     times: float
-    """As long as they its calls take: the median over names."""
+    """As long as they it takes for `call`."""
     call: str
-    """The one that it spends most in, and what one takes."""
+    """The call that it spends most in, of those for which it is slow, and what one takes."""
     call_ns: float
     others_call_ns: float
     waits: float
@@ -77,14 +78,22 @@ def slow_host(run: Run) -> list[Finding]:
     if not near or len(ahead_ns) == 1:
         return []
     hosts = {rank: own for rank in ahead_ns if (own := _host(run.ranks[rank])) is not None}
-    found = {rank: slow for rank in near if rank in hosts and (slow := _slow(rank, hosts, ahead_ns)) is not None}
-    if not found:
+    slow = {rank: call for rank in near if rank in hosts and (call := _slow_call(rank, hosts)) is not None}
+    if not slow:
         return []
     operations = {rank: _operations(run.ranks[rank]) for rank in hosts}
     stacks = {size(select_host_spans(run.ranks[rank].host, (PYTHON,))) > 0 for rank in hosts}
     alike = len(stacks) == 1  # a profiler that records stacks slows its host down itself
-    found = {rank: each for rank, each in found.items() if alike and _is_slow(_times(rank, operations), fewest=0)}
-    return [_finding(run, found)] if found else []
+    slow = {rank: call for rank, call in slow.items() if alike and _is_slow(_times(rank, operations), fewest=0)}
+    others = [*hosts.keys() - slow.keys()]
+    if not slow or not others:
+        return []
+    return [_finding(run, {rank: _slow(rank, call, others, hosts, ahead_ns) for rank, call in slow.items()})]
+
+
+def slow_hosts(findings: Iterable[Finding]) -> Finding | None:
+    """Return the finding that names slow hosts, if there is one."""
+    return next((each for each in findings if each.id == SLOW_HOST), None)
 
 
 def _others(rank: int, values: Mapping[int, float]) -> float:
@@ -157,17 +166,24 @@ def _is_slow(times: Mapping[str, float], fewest: int) -> bool:
     return len(times) >= fewest and sum(each >= SLOW for each in times.values()) >= MOST * len(times)
 
 
-def _slow(rank: int, hosts: Mapping[int, _Host], ahead_ns: Mapping[int, float]) -> _Slow | None:
-    """Return how slow a host is by its calls; None where it is not, or waits, or its launches wait for the device."""
+def _slow_call(rank: int, hosts: Mapping[int, _Host]) -> str | None:
+    """Return the call that a slow host spends most in, of those for which it is slow; None where the host is not slow
+    by its calls, or waits, or its launches wait for the device."""
     own = hosts[rank]
     times = _times(rank, {each: found.calls_ns for each, found in hosts.items()}) if len(hosts) > 1 else {}
     if own.blocks or own.waits > WAITS or not _is_slow(times, FEWEST_NAMES):
         return None
-    call = max((name for name in times if times[name] >= SLOW), key=lambda name: own.counts[name] * own.calls_ns[name])
+    return max((name for name in times if times[name] >= SLOW), key=lambda name: own.counts[name] * own.calls_ns[name])
+
+
+def _slow(
+    rank: int, call: str, others: Sequence[int], hosts: Mapping[int, _Host], ahead_ns: Mapping[int, float]
+) -> _Slow:
+    """Return how slow a host is in a call beside those of the ranks that are not slow."""
+    own_ns, others_ns = hosts[rank].calls_ns[call], median(hosts[other].calls_ns[call] for other in others)
     return _Slow(
-        times=median(times.values()), call=call, call_ns=own.calls_ns[call],
-        others_call_ns=_others(rank, {each: found.calls_ns[call] for each, found in hosts.items()}),
-        waits=own.waits, ahead_ns=ahead_ns[rank], others_ahead_ns=_others(rank, ahead_ns),
+        times=own_ns / others_ns, call=call, call_ns=own_ns, others_call_ns=others_ns, waits=hosts[rank].waits,
+        ahead_ns=ahead_ns[rank], others_ahead_ns=median(ahead_ns[other] for other in others),
     )  # fmt: skip
 
 
@@ -182,14 +198,17 @@ def _finding(run: Run, found: Mapping[int, _Slow]) -> Finding:
         if one
         else ("hosts", "take up to", "their devices", "their machines", "they")
     )
+    ends = (end(each.ahead_ns for each in found.values()) for end in (min, max))
+    ahead_ms = " to ".join(dict.fromkeys(f"{ns / 1e6:.3f}" for ns in ends))
+    waits = f"{'' if one else 'at most '}{100 * max(each.waits for each in found.values()):.1f} %"
     unseen = f", or a rank of {its} that was not recorded," if run.missing_ranks else ""
     return Finding(
-        id="slow_host",
+        id=SLOW_HOST,
         severity="warning",
         title=f"the {host} of {rank_list(ranks)}{where} {takes} {worst.times:.1f} times as long as the others for the "
-        f"same calls ({worst.call} {worst.call_ns / 1e3:.1f} us, on the others {worst.others_call_ns / 1e3:.1f} us), "
-        f"and hardly wait{'s' * one} for {device} ({100 * worst.waits:.1f} % of the time); kernels are launched "
-        f"{worst.ahead_ns / 1e6:.3f} ms before they start, on the others {worst.others_ahead_ns / 1e6:.3f} ms: "
+        f"same calls ({worst.call} {worst.call_ns / 1e3:.2f} us, on the others {worst.others_call_ns / 1e3:.2f} us), "
+        f"and hardly wait{'s' * one} for {device} ({waits} of the time); kernels are launched "
+        f"{ahead_ms} ms before they start, on the others {worst.others_ahead_ns / 1e6:.3f} ms: "
         f"{it}{unseen} may pace all ranks",
         evidence={
             "ranks": ranks, "hosts": machines,

@@ -117,6 +117,14 @@ CAUSES: Final[dict[str, Cause]] = {
         colour="launch",
         pattern="/",
     ),
+    "ahead": Cause(
+        label="ahead of the call that compute waited for",
+        description="then, where the next compute waited for a later call, of another operation or group, which was "
+        "launched and had its data, on all recorded members, while this one ran before it on its stream: that delay is "
+        "not `queued` as well",
+        colour="exposed",
+        pattern="\\",
+    ),
     "dependency": Cause(
         label="the next compute waited for it",
         description="then, where the next compute waited for it, or follows it on its stream; without the graph, the "
@@ -243,11 +251,11 @@ sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 LATE_RANKS: Final = "wait: for late ranks"
 """The label of their sum."""
-TRANSFERS: Final = ("slow_transfer", "dependency", "tail", "late_end")
+TRANSFERS: Final = ("slow_transfer", "ahead", "dependency", "tail", "late_end")
 """Causes of time after the last member of a call had come, where all calls are split into wait and transfer ..."""
 TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
-MAY_BE_WAITING: Final = frozenset({"dependency", "tail"})
+MAY_BE_WAITING: Final = frozenset({"ahead", "dependency", "tail"})
 """Causes that hold waiting for other ranks where calls are not split."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that are the metric `exposed_wait_ns`."""

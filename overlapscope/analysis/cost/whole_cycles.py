@@ -3,6 +3,7 @@
 A step's window lasts from its first compute to that of the next step. A batch that is fetched, or memory that is
 allocated, before the first compute of a step is so at the end of the window before. The window of a step that no step
 follows ends with its own work and lacks that, and what the first step lost before its first compute lies in no window.
+What waits for its last calls, such as the next forward for gathers of parameters, was not recorded either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,18 @@ FEWEST: Final = 2
 LACKS: Final = 0.02
 """A step is cut short if it, and its time without compute, are shorter than in any step that another one follows by
 this share of that step. A choice: two recordings of unchanged code differ by as much."""
+ALIKE: Final = 0.1
+"""A step exposes as much as those that another one follows if it is within their range, give or take this share. A
+choice."""
+MOVED: Final = 0.05
+"""What the end of the recording makes `tail` of a step is said from this share of what the others expose on. A choice:
+by less no conclusion changes."""
 LEAST_NS: Final = 3_000_000
 """What comes before the first launch of all is named from this time on, and ..."""
 OF_STEP: Final = 0.1
 """... from this share of a step, beyond what any step idles. Choices: less changes no decision."""
+TAIL: Final = "tail"
+"""The cause of exposed time that nothing which was recorded waits for, or the optimizer alone."""
 Windows = Mapping[int, tuple[StepWindow, Breakdown]]
 """The windows of one step with their breakdowns, by rank."""
 
@@ -43,11 +52,7 @@ def cut_short(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]
     `every` are all windows of each rank with a device, incomplete ones as well: without a device, marks are windows and
     hold whole steps. A step that is no shorter than the others stays: its own loss is not to be left out.
     """
-    begins = {
-        rank: {(each.recording, each.window[0]) for each in own if each.window is not None}
-        for rank, own in every.items()
-    }
-    followed = [all(_is_followed(at, begins.get(rank, set())) for rank, (at, _) in step.items()) for step in steps]
+    followed = _followed(steps, every)
     lengths = [(sum(its.window_ns or 0 for _, its in step.values()), _without_compute_ns(step)) for step in steps]
     usual = [length for length, follows in zip(lengths, followed, strict=True) if follows]
     if len(usual) < FEWEST:
@@ -59,6 +64,29 @@ def cut_short(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]
         if not follows
         and own[0] <= (1 - LACKS) * shortest_ns
         and own[1] <= without_ns - LACKS * shortest_ns
+    ]  # fmt: skip
+
+
+def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[int]:
+    """Return the positions of complete steps that no step follows, and whose causes are others for that.
+
+    `every` are all windows of each rank. Such a step exposes as much as the followed ones, but what these wait for with
+    the compute of the step after them is its `tail`: that is more than in any of them, and all other causes are less.
+    """
+    followed = _followed(steps, every)
+    exposed = [sum(its.exposed_comm_ns or 0 for _, its in step.values()) for step in steps]
+    tails = [sum(its.causes.get(TAIL, 0) for _, its in step.values()) for step in steps]
+    usual = [(ns, tail) for ns, tail, follows in zip(exposed, tails, followed, strict=True) if follows]
+    if len(usual) < FEWEST:
+        return []
+    low_ns, high_ns = min(ns for ns, _ in usual), max(ns for ns, _ in usual)
+    tail_ns, others_ns = max(tail for _, tail in usual), min(ns - tail for ns, tail in usual)
+    return [
+        at
+        for at, (ns, tail, follows) in enumerate(zip(exposed, tails, followed, strict=True))
+        if not follows
+        and (1 - ALIKE) * low_ns <= ns <= (1 + ALIKE) * high_ns
+        and min(tail - tail_ns, others_ns - (ns - tail)) >= max(MOVED * high_ns, 1)
     ]  # fmt: skip
 
 
@@ -76,6 +104,15 @@ def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline]) -> 
     if quiet_ns - idle_ns < max(LEAST_NS, OF_STEP * mean_ns):
         return None
     return Lead(step=next(iter(steps[0].values()))[0].step, quiet_ns=round(quiet_ns))
+
+
+def _followed(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[bool]:
+    """Return whether another step follows each of these at once, on all its ranks."""
+    begins = {
+        rank: {(each.recording, each.window[0]) for each in own if each.window is not None}
+        for rank, own in every.items()
+    }
+    return [all(_is_followed(at, begins.get(rank, set())) for rank, (at, _) in step.items()) for step in steps]
 
 
 def _is_followed(at: StepWindow, begins: set[tuple[int, int]]) -> bool:

@@ -34,8 +34,10 @@ from overlapscope.analysis.exposure.peer_waits import (
     PIPELINE,
     PeerWaits,
     by_what_the_last_did_longer,
+    longer_than_waiting,
     peer_waits,
 )
+from overlapscope.analysis.exposure.put_off_work import without_put_off_work
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -164,11 +166,14 @@ def _causes_of(
         return ACTIVITIES[name](run.ranks[rank], coverage[rank], waiting.get(rank, NOT_KNOWN))
 
     found = {name: peer_activity(query, partial(when, name=name), clocks) for name in ACTIVITIES}
+    longer = {}
     for rank, its in waits.items():
         windows = its.query.windows
         did = Did(**{name: each[rank] for name, each in found.items()})
-        theirs = divided(windows.ends - windows.starts, did, its.accounted)
-        waited = by_what_the_last_did_longer(its, theirs)
+        longer[rank] = longer_than_waiting(its, divided(windows.ends - windows.starts, did, its.accounted))
+    longer = without_put_off_work(longer, waits, run, coverage, parts, clocks)
+    for rank, its in waits.items():
+        waited = by_what_the_last_did_longer(its, longer[rank])
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
@@ -243,15 +248,18 @@ def _as_the_graph_says(
     """Yield the causes of what is left of each call from a moment on.
 
     Of a pipeline's calls only delays are told apart. What depends on a call is `tail` where it is the step's optimizer
-    alone.
+    alone: from when on no other compute begins in the step.
     """
     left = cut(own.own_comm, since_ns, own.own_comm.end_ns)
     ends_step = own.before_optimizer & ~of_pipeline
-    others, only_tail, pipeline = (only(left, chosen) for chosen in (~of_pipeline & ~ends_step, ends_step, of_pipeline))
+    others, pipeline = (only(left, chosen) for chosen in (~of_pipeline & ~ends_step, of_pipeline))
+    only_tail = only((np.maximum(left[0], own.last_begun_ns), left[1]), ends_step)
+    before = only((left[0], np.minimum(left[1], own.last_begun_ns)), ends_step)
     for cause, times in by_graph.items():
         delay = cause in DELAYS
         yield cause, intersection(others, times)
-        yield "tail" if cause == "dependency" else cause, intersection(only_tail, times)
+        yield cause, intersection(before, times)
+        yield "tail" if cause in ("dependency", "ahead") else cause, intersection(only_tail, times)
         yield cause if delay else PIPELINE, intersection(pipeline, times)
 
 

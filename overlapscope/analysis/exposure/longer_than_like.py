@@ -49,7 +49,7 @@ LATENCY_OF_MEMBER_NS: Final = 30_000
 src/graph/tuning.cc)."""
 LONGER: Final = 1.25
 """From so many times what it needs on a call counts as longer than its like. A choice: transfers vary by that alone."""
-MAY_WAIT: Final = ("queued", "dependency", "tail", "unknown")
+MAY_WAIT: Final = ("queued", "ahead", "dependency", "tail", "unknown")
 """Causes of exposed time that ends with the call: of the others, other compute, copies or the host decided."""
 UNEVEN: Final = "all_to_all"
 """Members of such a call may send different sizes: a larger one of this rank may have been the smaller one in all."""

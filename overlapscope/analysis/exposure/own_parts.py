@@ -9,8 +9,8 @@ import numpy as np
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting
 from overlapscope.analysis.exposure.last_met import at_end_ns, computed_on
 from overlapscope.analysis.exposure.owned_comm import OwnedComm, of_rows, own_communication
-from overlapscope.analysis.graph.exposed import Queue
-from overlapscope.analysis.graph.found_causes import OwnCauses
+from overlapscope.analysis.graph.call_queue import Queue
+from overlapscope.analysis.graph.found_causes import Ahead, OwnCauses
 from overlapscope.analysis.per_rank.following_compute import following
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
@@ -36,6 +36,10 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer of its step was recorded; without it, `depends` is not known, but of serial calls."""
     before_optimizer: Flags
     """Whether the optimizer, and nothing else, follows in its step (`Following.before_optimizer`)."""
+    last_begun_ns: Ints
+    """When the last compute of its step other than the optimizer's began; NONE without any. Before it, what some
+    compute waits for is not for the optimizer alone, though a call in flight ends later: another call may have held it.
+    """
     depends: Flags
     """Whether other compute than the optimizer's follows in its step; where that has nothing left, whether compute of
     a later step waits for the call: as it follows on its stream, or begins at its end."""
@@ -45,6 +49,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
     by_graph: Mapping[str, Intervals] | None
     """All exposed time by cause, as the rank's graph alone says; None where it may not."""
+    ahead: Ahead | None = None
+    """Of that the cause `ahead`, with the calls that were held."""
     waiting: CoreWaiting | None = None
     """When it waited for a core, or slept though it seemed to compute; None where neither is known."""
 
@@ -69,10 +75,12 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
         queued_ns=np.where(known & ~serial, _queued_ns(timeline, own_comm, np.maximum(launch, ready)), 0),
         optimizer_seen=(step != NONE) & after.known(step),
         before_optimizer=before_optimizer,
+        last_begun_ns=after.last_begun_ns(step),
         depends=after.depends(step, own_comm.end_ns) | (awaited & ~before_optimizer),
         others_until_ns=_others_until(timeline, own_comm),
         serial=serial,
         by_graph=causes.exposed,
+        ahead=causes.ahead,
         waiting=waiting,
     )
 

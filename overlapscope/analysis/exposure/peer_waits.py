@@ -57,6 +57,9 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
     """From when this rank and the one that arrived last had last met, until that one came."""
+    step_met: Ints
+    """For each window, when the two had met before the first call of its step; NONE where that is not known, and
+    without a device."""
 
     @property
     def rows(self) -> int:
@@ -103,7 +106,24 @@ def peer_waits(
         own=_own_before(timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted),
         accounted=accounted,
         query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
+        step_met=_met_before_step(timeline, cover, own_comm.row[held], last[held], members, meets),
     )
+
+
+def _met_before_step(
+    timeline: RankTimeline, cover: Coverage, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Flags
+) -> Ints:
+    """Return when a rank with a device had last met each other rank before the first call of the step of each row."""
+    calls, spans = timeline.collectives, timeline.spans
+    if not timeline.has_device or rows.size == 0:
+        return np.full(rows.size, NONE, np.int64)
+    timed = (calls.start_ns != NONE) & (calls.step != NONE)
+    _, steps = np.unique(np.array([calls.recording, calls.step]), axis=1, return_inverse=True)
+    began = np.full(calls.op.size, np.iinfo(np.int64).max)
+    np.minimum.at(began, steps[timed], calls.start_ns[timed])
+    met = last_met(timeline, cover, rows, began[steps[rows]], others, members, meets)
+    # What is no end of a call is the begin of the recording.
+    return np.where(timed[rows] & (met > spans.start_ns.min(initial=np.iinfo(np.int64).max)), met, NONE)
 
 
 def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Ints:
@@ -151,8 +171,9 @@ def _pipeline_rows(timeline: RankTimeline) -> Flags:
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
-def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Intervals]:
-    """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met.
+def longer_than_waiting(waits: PeerWaits, theirs: Ints) -> Ints:
+    """Return what the rank that arrived last did longer than the waiting rank since they last met, in each window, in
+    ns: one row for each of `OF_LATE_RANK`.
 
     The waiting rank may have been in a call, or have copied beside one, while the late rank had a gap between two
     kernels: only what it idled, communicated and copied less than the late rank idled is of that one's host.
@@ -160,7 +181,12 @@ def by_what_the_last_did_longer(waits: PeerWaits, theirs: Ints) -> dict[str, Int
     more = theirs - waits.own
     communicated, copied, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_copy", "peer_host"))
     more[idled] += np.minimum(more[communicated], 0) + np.minimum(more[copied], 0)
-    longer = np.maximum(more, 0)
+    longer: Ints = np.maximum(more, 0)
+    return longer
+
+
+def by_what_the_last_did_longer(waits: PeerWaits, longer: Ints) -> dict[str, Intervals]:
+    """Divide exposed wait by what the rank that arrived last did `longer`, as `longer_than_waiting` returns it."""
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
     cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]

@@ -3,13 +3,13 @@
 Where the next compute waited for something else, taking the communication away would gain nothing.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from overlapscope.analysis.graph.call_queue import Queue
 from overlapscope.analysis.graph.model import (
     EDGE_KINDS,
     EVENT,
@@ -29,19 +29,20 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Flags, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
-from overlapscope.timeline.rows import ascending, factorize_rows, is_one_of, sort_order, split_by, sum_by, values_in
+from overlapscope.timeline.rows import is_one_of, sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 EXPOSED_CAUSES: Final = (
-    "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
+    "late_launch", "queued", "ahead", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
 )  # fmt: skip
 """`dependency`: the next compute waited for it, or follows it on its stream. Of that, `late_launch`: its data were
 ready before it was launched, and `queued`: its stream was busy with communication of another operation or group.
+`ahead`: the next compute waited for a later call, of another operation or group, that was held by it on its stream.
 `host_not_ready`: the next compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or
 kernel. `tail`: no compute follows. `unknown`: no rule names it."""
-LATE_LAUNCH, QUEUED, DEPENDENCY, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN = range(8)
+LATE_LAUNCH, QUEUED, AHEAD, DEPENDENCY, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN = range(9)
 _CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
 _CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
 _CAUSE[RUN_COPY], _CAUSE[RUN_COMPUTE], _CAUSE[OCCUPANCY] = BEHIND_COPY, BEHIND_COMPUTE, BEHIND_COMPUTE
@@ -62,6 +63,32 @@ class ExposedPieces(Columns, frozen=True, kw_only=True):
     """The communication that owns it: of several that run, the one that ends last (position in the rank's spans)."""
     next: Ints
     """The compute span that follows (position in the rank's spans); NONE if none does."""
+    needed: Ints
+    """Of `ahead` the call that this compute waited for (position in the rank's spans); else NONE."""
+
+
+class _Bound(Columns, frozen=True, kw_only=True):
+    """What the compute that follows exposed pieces waited for, in parts of these."""
+
+    piece: Ints
+    """Number of the piece."""
+    start_ns: Ints
+    end_ns: Ints
+    cause: Annotated[Small, EXPOSED_CAUSES]
+    awaited: Ints
+    """The call that it waited for (position in the rank's spans); NONE where that is no communication of this rank."""
+    needed: Ints
+    """The call from whose end on it could begin, where that had waited for `awaited`, if for anything, on its stream
+    alone; else NONE."""
+
+
+class _Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """The delays of a rank's communication; one row for each span."""
+
+    late_ns: Ints
+    queued_ns: Ints
+    since_ns: Ints
+    """When it was launched and its data were ready; NONE where that is not known."""
 
 
 def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: Ints) -> ExposedPieces:
@@ -74,32 +101,81 @@ def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding
     computing = union((start[compute], end[compute]))
     exposed = difference(union((start[comm], end[comm])), computing)
     owner, owned = _owners(comm, start, end)
-    late, queued = _delays(graph, part, timeline, owner, BusyTime(computing))
-    found = []
-    cuts = (start[owner], start[owner] + late, start[owner] + late + queued, owned.ends)
-    for cause, (begin, until) in zip((LATE_LAUNCH, QUEUED, NONE), pairwise(cuts), strict=True):
-        begun, ends = np.maximum(begin, owned.starts), np.minimum(until, owned.ends)
-        some = np.flatnonzero(ends > begun)
-        pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
-        follows = _next_compute(start, compute, pieces.starts)
-        divided, pieces, causes, awaited = _by_what_bound(graph, binding, part, follows, pieces)
-        follows, which = follows[divided], which[divided]
-        # On one stream the next kernel cannot run beside the call, however early it is launched; on a thread it may
-        # have run beside a message.
-        lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
-        own = owner[some][which]
-        in_order = part.on_device & (lane_of_next == part.span_lane[own])
-        causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
-        # What would not have helped the next compute is no delay, as of another call than it waited for.
-        if cause != NONE:
-            delayed = (causes == DEPENDENCY) & (in_order | (awaited == own) | (awaited == NONE))
-            causes = np.where(delayed, cause, causes).astype(np.int8)
-        found.append(
-            make(ExposedPieces, pieces.starts.size, start_ns=pieces.starts, end_ns=pieces.ends, cause=causes,
-                 span=own, next=follows)
-        )  # fmt: skip
-    every = concat(found)
+    pieces, which = parts_inside(owned, exposed)
+    follows = _next_compute(start, compute, pieces.starts)
+    bound = _by_what_bound(graph, binding, part, follows, pieces)
+    own, follows = owner[which][bound.piece], follows[bound.piece]
+    # On one stream the next kernel cannot run beside the call, however early it is launched; on a thread it may
+    # have run beside a message.
+    lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
+    in_order = part.on_device & (lane_of_next == part.span_lane[own])
+    causes = np.where(in_order, DEPENDENCY, bound.cause).astype(np.int8)
+    queue = Queue.of(timeline, part.span_row[comm], (start[comm], end[comm]))
+    needed = np.full(own.size, NONE)
+    if part.on_device:
+        behind = np.flatnonzero((causes == DEPENDENCY) & ~in_order & (bound.awaited == own))
+        needed[behind] = _needed_behind(graph, part, queue, comm, own[behind], bound.needed[behind], follows[behind])
+    found = make(ExposedPieces, own.size, start_ns=bound.start_ns, end_ns=bound.end_ns, cause=causes, span=own,
+                 next=follows, needed=needed)  # fmt: skip
+    # What would not have helped the next compute is no delay, as of another call than it waited for.
+    delayed = (causes == DEPENDENCY) & (in_order | (bound.awaited == own) | (bound.awaited == NONE))
+    every = concat(_by_delay(found, delayed, comm, queue, _delays(graph, part, queue, comm, BusyTime(computing))))
     return take(every, sort_order(every.start_ns, every.end_ns))
+
+
+def _needed_behind(
+    graph: Graph, part: RankPart, queue: Queue, comm: Ints, own: Ints, needed: Ints, follows: Ints
+) -> Ints:
+    """Return the `needed` calls that were held by these unlike ones on their stream, before compute that waited for
+    these calls only because of that; NONE of others. A message may wait for its peer: it holds nothing."""
+    start, end, launch = part.starts(), part.ends(), np.append(graph.nodes.time_ns[part.begins()], NONE)
+    rows = np.flatnonzero((needed != NONE) & (needed != own))
+    ahead, behind = np.searchsorted(comm, own[rows]), np.searchsorted(comm, needed[rows])
+    unlike = (queue.lane[ahead] == queue.lane[behind]) & (queue.kind[ahead] != queue.kind[behind])
+    rows = rows[unlike & ~queue.is_message[ahead]]
+    launched = launch[part.launched_by[follows[rows]]]
+    # A host that launches it in between had perhaps waited for the call ahead.
+    in_time = launched < graph.nodes.time_ns[end][own[rows]]
+    rows = rows[in_time | (launched >= graph.nodes.time_ns[end][needed[rows]])]
+    edges, nodes = graph.edges, graph.num_nodes
+    events = np.flatnonzero(edges.kind == EVENT)
+    waits = edges.before[events].astype(np.int64) * nodes + edges.node[events]
+    rows = rows[~np.isin((end.start + own[rows]) * nodes + start.start + follows[rows], waits)]
+    found = np.full(own.size, NONE)
+    found[rows] = needed[rows]
+    return found
+
+
+def _by_delay(
+    found: ExposedPieces, delayed: Flags, comm: Ints, queue: Queue, delays: _Delays
+) -> tuple[ExposedPieces, ...]:
+    """Return the pieces divided into late launch, queueing, what ran ahead of a needed call, and the rest.
+
+    Time that has the cause `ahead` is no queueing of the calls behind it as well.
+    """
+    own, is_ahead = np.searchsorted(comm, found.span), found.needed != NONE
+    held_since = delays.since_ns[np.searchsorted(comm, np.where(is_ahead, found.needed, found.span))]
+    is_ahead &= held_since != NONE
+    late_until = queue.start_ns[own] + delays.late_ns[own]
+    ahead_from = np.where(is_ahead, np.maximum(held_since, late_until), found.end_ns)
+    ahead = _within(found, ahead_from, found.end_ns, np.full_like(found.cause, AHEAD))
+    times, lanes = Intervals(ahead.start_ns, ahead.end_ns), queue.lane[np.searchsorted(comm, ahead.span)]
+    twice_ns = queue.held_in_ns(times, lanes, np.arange(comm.size), delays.since_ns)
+    queued_until = late_until + np.maximum(delays.queued_ns - twice_ns, 0)[own]
+    late, queued = (np.where(delayed, cause, found.cause).astype(np.int8) for cause in (LATE_LAUNCH, QUEUED))
+    found = replace(found, needed=np.full_like(found.needed, NONE))
+    return (
+        ahead,
+        _within(found, found.start_ns, np.minimum(late_until, ahead_from), late),
+        _within(found, late_until, np.minimum(queued_until, ahead_from), queued),
+        _within(found, queued_until, ahead_from, found.cause),
+    )
+
+
+def _within(pieces: ExposedPieces, begin: Ints, until: Ints, cause: Small) -> ExposedPieces:
+    """Return the part of each piece that lies in a window of its own, with a cause; none where that is empty."""
+    starts, ends = np.maximum(pieces.start_ns, begin), np.minimum(pieces.end_ns, until)
+    return take(replace(pieces, start_ns=starts, end_ns=ends, cause=cause), np.flatnonzero(ends > starts))
 
 
 def _owners(comm: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
@@ -116,9 +192,7 @@ def _owners(comm: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
     return order[by_begin], Intervals(start[order][by_begin], until[by_begin])
 
 
-def _delays(
-    graph: Graph, part: RankPart, timeline: RankTimeline, owner: Ints, computing: BusyTime
-) -> tuple[Ints, Ints]:
+def _delays(graph: Graph, part: RankPart, queue: Queue, comm: Ints, computing: BusyTime) -> _Delays:
     """Return how long each call was launched after its data were ready, and how long unlike calls held it after both.
 
     Data are ready when the compute and copies that were launched before had ended. Time in which other compute ran is
@@ -131,78 +205,18 @@ def _delays(
     producers = np.flatnonzero((part.span_kind != COMM) & (launch != NONE))
     producers = producers[np.argsort(launch[producers], kind="stable")]
     done = np.append(NONE, np.maximum.accumulate(end[producers]))
-    ready = done[np.searchsorted(launch[producers], launch[owner], side="left")]
-    known = (launch[owner] != NONE) & (ready != NONE)
-    on_compute = part.span_lane[owner] == _compute_lane(part, start, end)
-    gap = launch[owner] - ready - computing.within(ready, launch[owner])
-    beside = computing.within(start[owner], end[owner]) > 0
-    late = np.where(known & ~on_compute & beside, np.maximum(gap, 0), 0)
-    waits = start[owner] - np.maximum(launch[owner], ready)
-    sends = np.flatnonzero(part.span_kind == COMM)
-    queue = Queue.of(timeline, part.span_row[sends], (start[sends], end[sends]))
-    held = queue.held_ns(np.searchsorted(sends, owner), np.maximum(launch[owner], ready))
-    return late, np.where(known, np.clip(waits, 0, held), 0)
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of a rank on its streams; one row for each span."""
-
-    start_ns: Ints
-    end_ns: Ints
-    lane: Ints
-    kind: Ints
-    """Number of its stream, operation and group; of a span without a collective by its name."""
-
-    @classmethod
-    def of(cls, timeline: RankTimeline, rows: Ints, times: tuple[Ints, Ints]) -> Self:
-        """Return the queue of these spans (rows), with their times."""
-        spans, calls = timeline.spans, timeline.collectives
-        lane, call = spans.lane[rows].astype(np.int64), spans.collective[rows]
-        op, group = (np.append(each, NONE)[np.where(call == NONE, -1, call)] for each in (calls.op, calls.group))
-        kind, _ = factorize_rows([lane, op, group, np.where(call == NONE, spans.name[rows], NONE)])
-        return cls(start_ns=times[0], end_ns=times[1], lane=lane, kind=kind)
-
-    def held_ns(self, asked: Ints, since_ns: Ints) -> Ints:
-        """Return for how long, from a moment to the start of each of the `asked` spans, calls of another operation or
-        group ran on its stream: after the last one like it, which has that delay already.
-
-        A call behind its like waits for the link: on another stream both would share it.
-        """
-        held = np.zeros(asked.size, np.int64)
-        for lane in values_in(self.lane[asked]).tolist():
-            own = np.flatnonzero(self.lane[asked] == lane)
-            held[own] = self._held_on(np.flatnonzero(self.lane == lane), asked[own], since_ns[own])
-        return held
-
-    def _held_on(self, rows: Ints, asked: Ints, since_ns: Ints) -> Ints:
-        """Return the same for spans of one stream, which has these rows: for how long it was busy, less for how long
-        with none but their like."""
-        held = np.zeros(asked.size, np.int64)
-        busy = BusyTime(union((self.start_ns[rows], self.end_ns[rows])))
-        like = {int(self.kind[rows[each[0]]]): rows[each] for each in split_by(self.kind[rows])}
-        running = [union((self.start_ns[each], self.end_ns[each])) for each in like.values()]
-        alone = dict(zip(like, _alone(running), strict=True))
-        for own in split_by(self.kind[asked]):
-            kind, starts = int(self.kind[asked[own[0]]]), self.start_ns[asked[own]]
-            ends = np.append(NONE, ascending(self.end_ns[like[kind]]))
-            since = np.maximum(since_ns[own], ends[np.searchsorted(ends[1:], starts, side="right")])
-            until = np.maximum(starts, since)
-            held[own] = busy.within(since, until) - alone[kind].within(since, until)
-        return held
-
-
-def _alone(running: Sequence[Intervals]) -> list[BusyTime]:
-    """Return of each of several activities when it ran and no other did."""
-    number = np.repeat(np.arange(len(running)), [each.starts.size for each in running])
-    times = np.concatenate([each.starts for each in running] + [each.ends for each in running])
-    change = np.repeat([1, -1], number.size)
-    order = np.argsort(times, kind="stable")
-    at, many = times[order], np.cumsum(change[order])
-    which = np.cumsum((change * np.tile(number, 2))[order])  # the sum of those that run: of one, its number
-    one = np.flatnonzero((many[:-1] == 1) & (at[1:] > at[:-1]))
-    one = one[np.argsort(which[one], kind="stable")]
-    cuts = np.searchsorted(which[one], np.arange(len(running) + 1))
-    return [BusyTime(Intervals(at[one[begin:end]], at[one[begin:end] + 1])) for begin, end in pairwise(cuts.tolist())]
+    ready = done[np.searchsorted(launch[producers], launch[comm], side="left")]
+    known = (launch[comm] != NONE) & (ready != NONE)
+    on_compute = part.span_lane[comm] == _compute_lane(part, start, end)
+    gap = launch[comm] - ready - computing.within(ready, launch[comm])
+    beside = computing.within(start[comm], end[comm]) > 0
+    since = np.maximum(launch[comm], ready)
+    held = queue.held_ns(np.arange(comm.size), since)
+    return _Delays(
+        late_ns=np.where(known & ~on_compute & beside, np.maximum(gap, 0), 0),
+        queued_ns=np.where(known, np.clip(start[comm] - since, 0, held), 0),
+        since_ns=np.where(known, since, NONE),
+    )
 
 
 def _compute_lane(part: RankPart, start: Ints, end: Ints) -> int:
@@ -230,11 +244,8 @@ def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
     return np.append(compute, NONE)[np.minimum(at, compute.size)]
 
 
-def _by_what_bound(
-    graph: Graph, binding: Ints, part: RankPart, follows: Ints, pieces: Intervals
-) -> tuple[Ints, Intervals, Small, Ints]:
-    """Return (number of the piece, times, cause, awaited call) for exposed pieces, by what the compute that follows
-    waited for; NONE where that is no communication of this rank (a position in its spans).
+def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, pieces: Intervals) -> _Bound:
+    """Return the causes of exposed pieces by what the compute that follows waited for.
 
     A piece is cut where the compute had waited for communication that ended in it while other communication went on:
     until that end it depended on it. So it is where the host was in a synchronisation that ended with it, and where
@@ -244,16 +255,19 @@ def _by_what_bound(
     awaited = _awaited_by_host(graph, binding) if part.on_device else None
     until, ends = pieces.ends.copy(), part.ends()
     last, asking = np.flatnonzero(follows == NONE), np.flatnonzero(follows != NONE)
-    node = part.starts().start + follows[asking]
-    found = [(last, pieces.starts[last], until[last], np.full(last.size, TAIL, np.int8), np.full(last.size, NONE))]
+    node, needed = part.starts().start + follows[asking], np.full(follows.size, NONE)
+    on_lane = np.ones(follows.size, np.bool_)
+    found = [_bound_by(last, pieces.starts[last], until[last], TAIL)]
     while asking.size:
         edge = binding[node]
         known = edge >= 0
         lost = asking[~known]
-        nothing = np.full(lost.size, NONE)
-        found.append((lost, pieces.starts[lost], until[lost], np.full(lost.size, UNKNOWN, np.int8), nothing))
+        found.append(_bound_by(lost, pieces.starts[lost], until[lost], UNKNOWN))
         asking, node, edge = asking[known], node[known], edge[known]
         kind, before = edges.kind[edge], edges.before[edge]
+        on_lane[asking] &= (needed[asking] == NONE) | is_one_of(kind, (RUN_COMM, ON_LANE))
+        sends = (needed[asking] == NONE) & (kind == RUN_COMM) & (node >= ends.start) & (node < ends.stop)
+        needed[asking[sends]] = node[sends] - ends.start
         crosses = nodes.time_ns[before] < until[asking]
         opaque = (nodes.gap[node] != NO_GAP) & (nodes.time_ns[node] - nodes.own_ns[node] < until[asking])
         # The short lag of a stream or an event that follows a span belongs to the span.
@@ -270,9 +284,16 @@ def _by_what_bound(
         of = asking[here]
         runs = is_one_of(kind, (RUN_COMM, TRANSFER)) & (node >= ends.start) & (node < ends.stop)
         call = np.where(runs, node - ends.start, NONE)[here]
-        found.append((of, begin, until[of], np.where(opaque, UNKNOWN, _CAUSE[kind])[here].astype(np.int8), call))
+        cause = np.where(opaque, UNKNOWN, _CAUSE[kind])[here]
+        found.append(_bound_by(of, begin, until[of], cause, call, np.where(on_lane[of], needed[of], NONE)))
         until[asking[cut]] = nodes.time_ns[before[cut]]
         more = ~here | cut
         asking, node = asking[more], before[more]
-    number, begin, end, cause, awaits = (np.concatenate(column) for column in zip(*found, strict=True))
-    return number, Intervals(begin, end), cause, awaits
+    return concat(found)
+
+
+def _bound_by(
+    piece: Ints, start_ns: Ints, end_ns: Ints, cause: Small | int, awaited: Ints | int = NONE, needed: Ints | int = NONE
+) -> _Bound:
+    return make(_Bound, piece.size, piece=piece, start_ns=start_ns, end_ns=end_ns, cause=cause, awaited=awaited,
+                needed=needed)  # fmt: skip

@@ -12,7 +12,7 @@ from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
-from overlapscope.timeline.columns import NONE, Flags
+from overlapscope.timeline.columns import NONE, Columns, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
@@ -45,11 +45,22 @@ class HostLoss(msgspec.Struct, frozen=True, kw_only=True):
     """What the span after the longest piece waited for, the latest first."""
 
 
+class Ahead(Columns, frozen=True, kw_only=True):
+    """Disjoint times of the cause `ahead`, on the rank's own clock."""
+
+    start_ns: Ints
+    end_ns: Ints
+    needed: Ints
+    """The call that was held: row in `Collectives`; NONE for a span that belongs to none."""
+
+
 class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     """When a rank was idle and when exposed, by cause, on its own clock; None where `reason` says why not."""
 
     idle: Mapping[str, Intervals] | None = None
     exposed: Mapping[str, Intervals] | None = None
+    ahead: Ahead | None = None
+    """Of what is exposed as `ahead`, which call that held; None where the graph may not say."""
     host_losses: tuple[HostLoss, ...] = ()
     """Of the idle time, what its host decided."""
     reason: NoCauses | None = None

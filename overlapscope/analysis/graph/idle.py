@@ -28,6 +28,7 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
+from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.timeline.columns import (
     COMM,
     NONE,
@@ -54,6 +55,12 @@ NO_STRETCH, RATE, PAUSE, LONG_PAUSE = range(4)
 DRAINED_WITHIN_NS: Final = 100_000
 """A call had emptied the device if what it waited for ended at most so long before the idle time began."""
 LONG_PAUSE_NS: Final = 3_000_000
+MOST_LATENCY_NS: Final = 20_000
+"""A launch takes 4 to 10 us to reach an idle device. A choice: what takes far longer has another reason than that the
+device was idle."""
+READ_WITHIN_NS: Final = 50_000
+"""A host that reads a result comes to the copy so soon after it launched what computes it. A choice: Python and torch
+take 10 to 20 us for it; what takes longer is other work."""
 _OF_SPANS: Final = np.full(len(EDGE_KINDS), DEVICE_WAIT, np.int8)
 _OF_SPANS[LAUNCH] = LAUNCH_LATENCY
 _OF_GAP: Final = np.full(7, DEVICE_WAIT, np.int8)
@@ -88,7 +95,8 @@ def idle_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: I
     gaps = complement(union((start, end)), int(start.min()), int(end.max()))
     span = np.searchsorted(start, gaps.ends, side="left")  # by start: the first that starts there
     # On one clock positions are by start; aligned clocks that drift keep that order.
-    pieces = _Walk(graph, part, gaps, span, binding).pieces()
+    walk = _Walk(graph, part, gaps, span, binding)
+    pieces = walk.with_drained(_before_read_backs(walk.pieces(), graph, part, timeline))
     pieces = _marked(pieces, graph, part, timeline)
     return take(pieces, sort_order(pieces.start_ns, pieces.end_ns))
 
@@ -138,23 +146,31 @@ class _Walk:
         )
         asking = np.flatnonzero(launched | carried)
         self._along_host(asking, before[asking])
+        again = np.ones(every.size, np.bool_)
+        again[np.unique(self.emptied, return_index=True)[1]] = False
+        self.emptied[again] = NONE  # what one call took is counted once, from the first gap after it on
         pieces = concat(self.found)
-        return self._with_drained(take(pieces, sort_order(pieces.start_ns, pieces.end_ns)))
+        return take(pieces, sort_order(pieces.start_ns, pieces.end_ns))
 
-    def _with_drained(self, pieces: IdlePieces) -> IdlePieces:
-        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited.
+    def with_drained(self, pieces: IdlePieces) -> IdlePieces:
+        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited;
+        and the latency of the first launch after it, which a host that leads hides.
 
-        A long pause of the host that takes longer than the call had waited is none of it: it is lost, wait or not.
+        A long pause of the host that takes longer than the call had waited is none of it: it is lost, wait or not. A
+        launch after a pause that takes longer would have its latency, wait or not.
         """
         gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
         after = self._gap_of_wait()[gap]
-        lasted = pieces.end_ns - pieces.start_ns
-        bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[after]
-        bound &= (pieces.stretch != LONG_PAUSE) | (lasted <= self.waited_ns[after])
-        taken = np.where(bound, lasted, 0)
+        lasted, charged = pieces.end_ns - pieces.start_ns, (self.emptied != NONE)[after]
+        bound = (pieces.cause == LAUNCH_BOUND) & charged
+        outlasts = bound & (lasted > self.waited_ns[after])
+        latency = (pieces.cause == LAUNCH_LATENCY) & (lasted <= MOST_LATENCY_NS) & charged & (after == gap)
+        latency &= ~np.isin(gap, gap[outlasts & (pieces.stretch > RATE)])
+        taken = np.where(bound & ~(outlasts & (pieces.stretch == LONG_PAUSE)), lasted, 0)
         before = np.cumsum(taken) - taken
         first = np.searchsorted(after, after, side="left")
         saved = np.clip(self.waited_ns[after] - (before - before[first]), 0, taken)
+        saved = np.where(latency, lasted, saved)
         cut = pieces.start_ns + saved
         some, rest = saved > 0, cut < pieces.end_ns
         drained = replace(
@@ -240,6 +256,24 @@ class _Walk:
                  span=self.span[gap[some]], **chosen)
         )  # fmt: skip
         self.cursor[gap] = begin
+
+
+def _before_read_backs(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:
+    """Charge the time until copies that the host waits for at once are launched, where it is short, and their latency
+    to that wait: they are made for it alone."""
+    found = read_backs(graph, part, timeline)
+    wait = np.full(part.spans, NONE, np.int64)
+    wait[found.span] = found.wait
+    lasted = pieces.end_ns - pieces.start_ns
+    launching = (pieces.cause == LAUNCH_LATENCY) & (lasted <= MOST_LATENCY_NS)
+    launching |= (pieces.cause == LAUNCH_BOUND) & (lasted <= READ_WITHIN_NS)
+    charged = launching & (wait[pieces.span] != NONE)
+    return replace(
+        pieces,
+        cause=np.where(charged, DRAINED, pieces.cause).astype(np.int8),
+        blocker=np.where(charged, BY_CALL, pieces.blocker).astype(np.int8),
+        call=np.where(charged, wait[pieces.span], pieces.call),
+    )
 
 
 def _stretch(taken_ns: Ints) -> Ints:

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
-from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
+from overlapscope.analysis.graph.exposed import AHEAD, EXPOSED_CAUSES, ExposedPieces, exposed_pieces
+from overlapscope.analysis.graph.found_causes import Ahead, HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph, RankPart
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
-from overlapscope.timeline.columns import Ints, size
+from overlapscope.timeline.columns import Ints, concat, size, take
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
@@ -31,7 +31,7 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     Both cover what lies between the first and the last span of each recording exactly.
     """
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
-    idle, exposed, losses, polled = [], [], list[HostLoss](), []
+    idle, exposed, ahead, losses, polled = [], [], [], list[HostLoss](), []
     for recording in range(size(timeline.recordings)):
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
@@ -42,10 +42,12 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
             return OwnCauses(reason=REASONS[failed], polled=union(*polled))
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
         exposed.append(exposed_pieces(graph, part, timeline, shown))
+        ahead.append(_ahead(exposed[-1], part))
         losses += host_losses(graph, part, timeline, idle[-1])
     return OwnCauses(
         idle=_by_cause(idle, IDLE_CAUSES),
         exposed=_by_cause(exposed, EXPOSED_CAUSES),
+        ahead=concat(ahead) if ahead else None,
         host_losses=_joined(losses),
         polled=union(*polled),
     )
@@ -60,6 +62,11 @@ def _polled(graph: Graph, part: RankPart) -> tuple[Ints, Ints]:
         silent[part.begins()] |= part.may_wait
     hosts = np.flatnonzero(is_one_of(edges.kind, (HOST_STRETCH, HAND_OVER)) & silent[edges.node])
     return time[edges.before[hosts]], time[edges.node[hosts]]
+
+
+def _ahead(exposed: ExposedPieces, part: RankPart) -> Ahead:
+    own = take(exposed, np.flatnonzero(exposed.cause == AHEAD))
+    return Ahead(start_ns=own.start_ns, end_ns=own.end_ns, needed=part.collective[own.needed].astype(np.int64))
 
 
 def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> Mapping[str, Intervals]:

@@ -1,6 +1,6 @@
 """The main figures of a run, which every output shows: medians over the steps of the job (docs/definitions.md)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
@@ -9,10 +9,12 @@ import numpy as np
 from msgspec import Meta
 
 from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT, IDLE_CAUSES
+from overlapscope.analysis.cost.whole_cycles import causes_cut
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
 from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
 from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, recording_figures, step_figures
+from overlapscope.analysis.per_rank.steps import complete_steps
 from overlapscope.timeline.columns import NONE, Flags, Ints
 
 StepsBy = Literal["job_step", "longest_window"]
@@ -96,8 +98,12 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     """exposed_comm / step, sums over ranks."""
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
     """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (of
-    1.5 times the median step: at most a fifth of them, or one beside others that are alike). They add up to it exactly,
-    and those of waiting for a late rank to `exposed_wait_ns`, unless that median, of another step, is larger."""
+    1.5 times the median step: at most a fifth of them, or one beside others that are alike) and `causes_cut`. They add
+    up to it exactly, and those of waiting for a late rank to `exposed_wait_ns`, unless that median, of another step, is
+    larger."""
+    causes_cut: list[int] = []
+    """Numbers of complete steps that no step follows and whose `tail` is, for that, what is another cause in the steps
+    that are followed: causes of these steps, and of all, are without theirs; all other figures are not."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided likewise; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
@@ -175,7 +181,8 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     waits = {cause: ns for cause, ns in table.causes.items() if cause in EXPOSED_WAIT}
     others = {cause: ns for cause, ns in table.causes.items() if cause not in EXPOSED_WAIT}
-    sums = _typical_sums(table, *([waits, others] if values["exposed_wait_ns"] else [waits | others]))
+    cut = _causes_cut(ranks) if of_steps else []
+    sums = _typical_sums(table, *([waits, others] if values["exposed_wait_ns"] else [waits | others]), without=cut)
     causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
     idle = divided(values["idle_ns"] or 0, _typical_sums(table, table.idle_causes))
     return Headline(
@@ -187,6 +194,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
         step_ns=None if step_ns is None else round(step_ns),
         pace_ns=_pace_ns(table) if of_steps and step_ns else None,
         causes={cause: ns for cause, ns in causes.items() if ns},
+        causes_cut=cut,
         idle_causes={cause: ns for cause, ns in idle.items() if ns},
         job_steps=_job_steps(table),
         **values,
@@ -209,12 +217,23 @@ def _pace_ns(table: StepFigures) -> int | None:
     return round(pace) if high <= STEADY * low and np.median(between / steps_ns) < SHORTER else None
 
 
-def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:
+def _causes_cut(ranks: Mapping[int, RankWindows]) -> list[int]:
+    """Return the numbers of the steps whose causes are others as no step follows them."""
+    steps = complete_steps({
+        rank: [(at.step, at.complete and at.window is not None, (at, its)) for at, its in own.steps]
+        for rank, own in ranks.items()
+    })  # fmt: skip
+    every = {rank: [at for at, _ in own.steps] for rank, own in ranks.items()}
+    return sorted({next(iter(steps[at].values()))[0].step for at in causes_cut(steps, every)})
+
+
+def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints], without: Collection[int] = ()) -> dict[str, int]:
     """Return the sum of each cause over ranks and steps that are no few long ones: a median is none of theirs.
 
-    All steps count where the others have nothing of a kind that some step has.
+    Nor over the steps `without`. All steps count where the others have nothing of a kind that some step has.
     """
-    usual = table.recorded & ~_few_long(table.job.step_ns)
+    left_out = np.array([step in without for step, _ in table.steps], np.bool_)
+    usual = table.recorded & ~_few_long(table.job.step_ns) & ~left_out
     typical, every = (
         [{cause: int(ns[chosen].sum()) for cause, ns in kind.items()} for kind in kinds]
         for chosen in (usual, table.recorded)

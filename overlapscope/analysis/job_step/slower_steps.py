@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
@@ -17,7 +18,7 @@ from overlapscope.timeline.rows import factorize_rows, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST: Final = 5
-"""Steps of which two may be slow, and most are not."""
+"""Steps of which two may be slow, and most are not, or half."""
 APART: Final = 3.0
 """The gap between the slow steps and the others is at least so many times the range of either. A choice: of steps that
 vary the ranges are as large as the gap."""
@@ -25,11 +26,24 @@ WORTH: Final = 0.1
 """Least share of the others' median that the gap is. A choice."""
 MOSTLY: Final = 0.5
 """Least share of the difference that is in one part of the step; likewise of what is more in a kind of calls."""
+LONGER: Final = 1.5
+"""Where half of the steps are slow, so that neither half is the usual one, calls of one kind last at least so many
+times as long in them on each rank. A choice, as for one link among many."""
 MOST_RANKS: Final = 8
 """Whose calls are read."""
 EXPOSED: Final = "exposed communication"
 Kind = tuple[str, int]
 """Operation and bytes of a call; NONE where these are not known."""
+
+
+class _Longer(msgspec.Struct, frozen=True, kw_only=True):
+    """The kind of calls that last longer in slow steps by most; ns a step, means over ranks, waiting included."""
+
+    kind: Kind
+    slow_ns: float
+    usual_ns: float
+    times: float
+    """How many times as long they last in slow steps, on the rank where that is least."""
 
 
 def slower_steps(run: Run, head: Headline, said: Collection[Finding]) -> list[Finding]:
@@ -53,7 +67,10 @@ def slower_steps(run: Run, head: Headline, said: Collection[Finding]) -> list[Fi
     alike = all(bool((counts == counts[:, :1]).all()) for _, counts, _ in calls)
     if not alike or most == "compute" or grew[most] < MOSTLY * more_ns:
         return []
-    which = _longest_kind(calls, slow, grew[most]) if most == EXPOSED else ""
+    kind = _longest_kind(calls, slow, grew[most]) if most == EXPOSED else None
+    if len(long) == len(others) and (kind is None or kind.times < LONGER):
+        return []
+    which = "" if kind is None else _words(kind, unseen=len(run.ranks) != run.world_size)
     return [
         Finding(
             id="slower_steps",
@@ -71,8 +88,8 @@ def slower_steps(run: Run, head: Headline, said: Collection[Finding]) -> list[Fi
 
 
 def slow_steps(took_ns: Floats) -> Flags | None:
-    """Return which of some steps are the slow ones: two or more, fewer than the others, and far from these; None where
-    there are none."""
+    """Return which of some steps are the slow ones: two or more, fewer than the others, or half of them in a row, and
+    far from these; None where there are none."""
     if took_ns.size < FEWEST:
         return None
     ordered = np.sort(took_ns)
@@ -81,9 +98,12 @@ def slow_steps(took_ns: Floats) -> Flags | None:
     few, many = ordered[cut:], ordered[:cut]
     gap = float(few[0] - many[-1])
     ranges = max(float(np.ptp(few)), float(np.ptp(many)))
-    if not 2 <= few.size < many.size or gap < APART * ranges or gap < WORTH * float(np.median(many)):
+    slow = np.asarray(took_ns >= few[0])
+    if few.size == many.size and np.ptp(np.flatnonzero(slow)) >= few.size:
         return None
-    return np.asarray(took_ns >= few[0])
+    if not 2 <= few.size <= many.size or gap < APART * ranges or gap < WORTH * float(np.median(many)):
+        return None
+    return slow
 
 
 def returns(slow: Flags) -> bool:
@@ -111,20 +131,28 @@ def _calls(timeline: RankTimeline, steps: Sequence[int]) -> tuple[list[Kind], In
     return [(timeline.name(op) or "call", size) for op, size in zip(ops, sizes, strict=True)], counts, lasted
 
 
-def _longest_kind(calls: Sequence[tuple[list[Kind], Ints, Ints]], slow: Flags, grew_ns: float) -> str:
-    """Return in words which calls last longer in slow steps, where one kind is most of what grew: in means over ranks
-    and steps, waiting included."""
-    sums: dict[Kind, Floats] = defaultdict(lambda: np.zeros(2))
+def _longest_kind(calls: Sequence[tuple[list[Kind], Ints, Ints]], slow: Flags, grew_ns: float) -> _Longer | None:
+    """Return which calls last longer in slow steps, where one kind is most of what grew."""
+    of_ranks: dict[Kind, list[Floats]] = defaultdict(list)
     for kinds, _, lasted in calls:
-        each = np.stack([lasted[:, which].mean(axis=1) for which in (slow, ~slow)], axis=1) / len(calls)
+        each = np.stack([lasted[:, which].mean(axis=1) for which in (slow, ~slow)], axis=1)
         for kind, times in zip(kinds, each, strict=True):
-            sums[kind] += times
-    if not sums:
-        return ""
-    most = max(sums, key=lambda kind: float(-np.diff(sums[kind])[0]))
-    took, usual = sums[most].tolist()
+            of_ranks[kind].append(times)
+    if not of_ranks:
+        return None
+    means = {kind: np.sum(times, axis=0) / len(calls) for kind, times in of_ranks.items()}
+    most = max(means, key=lambda kind: float(-np.diff(means[kind])[0]))
+    took, usual = means[most].tolist()
     if took - usual < MOSTLY * grew_ns:
-        return ""
-    (op, size), took_text, usual_text = most, format_ms(took), format_ms(usual)
+        return None
+    everywhere = len(of_ranks[most]) == len(calls)
+    times = min(float(own[0] / max(own[1], 1.0)) for own in of_ranks[most]) if everywhere else 1.0
+    return _Longer(kind=most, slow_ns=took, usual_ns=usual, times=times)
+
+
+def _words(longer: _Longer, *, unseen: bool) -> str:
+    """Return in words which calls last longer; `unseen` ranks were not recorded."""
+    (op, size), took, usual = longer.kind, format_ms(longer.slow_ns), format_ms(longer.usual_ns)
     of_size = "" if size == NONE else f" of {size_text(size)}"
-    return f", in which calls of {short(op)}{of_size} last {took_text} a step, not {usual_text}, waiting included"
+    included = "waiting included, for ranks that were not recorded, too" if unseen else "waiting included"
+    return f", in which calls of {short(op)}{of_size} last {took} a step, not {usual}, {included}"

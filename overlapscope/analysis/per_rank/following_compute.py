@@ -55,6 +55,10 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         follows = self._of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
         return np.asarray(follows & ~self.depends(steps, ends_ns) & ~optimized, np.bool_)
 
+    def last_begun_ns(self, steps: Ints) -> Ints:
+        """Return for each step when its last compute other than the optimizer's began; NONE without any."""
+        return self._of_steps(self.last_start_ns, steps)
+
     def known(self, steps: Ints) -> Flags:
         """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
         return np.asarray(self._of_steps(self.last_of_optimizer_ns, steps) != NONE, np.bool_)

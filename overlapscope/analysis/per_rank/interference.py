@@ -3,7 +3,8 @@
 The same launch is the n-th of its name, grid and stream in each step: steps differ a little in when communication
 runs. Where that is not enough, as in fewer than `FEWEST_STEPS` steps or in steps that overlap alike, launches of one
 name, grid and stream stand for each other, as those of repeated layers do, if they last alike and take turns beside
-communication and free of it in each step.
+communication and free of it in each step. Where these are too few as well, those between the same two neighbours on
+their stream do: one matrix product of a layer has the name and grid of another that takes longer.
 
 Kernels of different duration suffer differently, and short ones are compared more often than their share of the time:
 each class of duration has its own factor, weighted by the compute time that the class has beside communication. What
@@ -138,6 +139,10 @@ def interference(spans: Spans, communication: Intervals | None = None, *, has_ke
     found = _estimate(_like_launches(launches), beside, totals)
     if not isinstance(found, str):
         return found
+    between = _between_neighbours(launches.kernel, spans.lane[rows], spans.start_ns[rows])
+    closer = _estimate(_like_launches(msgspec.structs.replace(launches, kernel=between)), beside, totals)
+    if not isinstance(closer, str):
+        return closer
     return _unknown("too_few" if "too_few" in (*reasons, found) else found)
 
 
@@ -277,6 +282,18 @@ def _like_launches(every: _Launches) -> _Compared:
     spread = np.sqrt(np.bincount(group, (taken - mean[group]) ** 2 * free, number) / count) / np.maximum(mean, 1)
     good = _replicates(group, every.step[chosen], taken, free, every.beside[chosen], number)
     return _compared(every, chosen, group, taken, good, spread)
+
+
+def _between_neighbours(kernel: Ints, stream: Ints, start_ns: Ints) -> Ints:
+    """Return a number for each row, equal where a kernel, the one before it on its stream, and the next one are."""
+    order = sort_order(stream, start_ns)
+    own, follows = kernel[order], np.diff(stream[order]) == 0
+    before, after = np.full((2, own.size), NONE, np.int64)
+    before[1:] = np.where(follows, own[:-1], NONE)
+    after[:-1] = np.where(follows, own[1:], NONE)
+    numbers = np.empty(own.size, np.int64)
+    numbers[order] = factorize_rows([before, own, after])[0]
+    return numbers
 
 
 def _compared(every: _Launches, chosen: Ints, group: Ints, taken: Floats, good: Flags, spread: Floats) -> _Compared:

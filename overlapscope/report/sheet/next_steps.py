@@ -107,7 +107,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     elif analysis.skew.stragglers:
         rank = analysis.skew.stragglers[0].rank
         yield NextStep(
-            f"find the cause of straggler rank {rank}: no setting of communication shortens the wait for it",
+            f"find the cause of straggler rank {rank}: it comes before settings of communication",
             f"{EXPLAIN} straggler",
         )
     else:

@@ -52,6 +52,8 @@ from overlapscope.report.verdicts import SEVERITY_MARKS
 
 MAX_RANKS = 8
 MAX_STEPS = 8
+MAX_WHOLE = 2
+"""Whole recordings of more ranks are shown with `--all` alone, where there are medians. A choice: one screen."""
 MAX_COLLECTIVES = 4
 MAX_FINDINGS = 4
 MAX_NAMES = 5
@@ -321,7 +323,8 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
             rows.append(_median_row(rank))
-        if all_rows or len(rank.steps) != 1 or len(timed) == 1:
+        several = len(rank.steps) > 1 and len(timed) <= MAX_WHOLE
+        if all_rows or several or not rank.steps or len(timed) == 1:
             rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")

@@ -244,12 +244,13 @@ def link_words(each: Link, *, brief: bool = False) -> str:
         words = f"host: {last}"
         if each.span is not None and each.calls <= 1:
             words = "no recorded work of the thread: it waited, slept, or ran Python"
-        elif each.calls > 1 and 2 * each.inside_ns > each.end_ns - each.start_ns:
-            names = " and ".join(short(name, LONGEST_NAME) for name in each.inside)
-            words = f"host: {count(each.inside_calls, 'call')} of {names}, {ms(each.inside_ns)} ms, until {last}"
         elif each.calls > 1:
+            calls = f"{each.calls} calls"
+            if 2 * each.inside_ns > each.end_ns - each.start_ns:
+                names = " and ".join(short(name, LONGEST_NAME) for name in each.inside)
+                calls = f"{count(each.inside_calls, 'call')} of {names}, {ms(each.inside_ns)} ms,"
             pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
-            words = f"host: {each.calls} calls until {last}, longest pause {pause}"
+            words = f"host: {calls} until {last}, longest pause {pause}"
         elif each.longest_ns >= PAUSE_NS:
             words = f"host: until {last}"
         if each.during:

@@ -21,9 +21,12 @@ from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percen
 
 WORTH_NAMING: Final = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
+WORTH_DIVIDING: Final = 0.01
+"""Least share of a step that waiting for late ranks takes where its parts are named: below it, they are as well due to
+what differs from step to step. A choice."""
 LEAST_SHOWN: Final = 0.0005
 """A smaller share of a part is 0.0 % as shown."""
-OR_RANKS: Final = {"dependency": ", or for other ranks", "tail": " (or waiting)"}
+OR_RANKS: Final = {"ahead": " (or waiting)", "dependency": ", or for other ranks", "tail": " (or waiting)"}
 """What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
 SHARE_WITHIN: Final = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""
@@ -35,8 +38,8 @@ of what the longer ones expose, and the median step has little of it. A choice."
 def exposed_causes_text(analysis: Analysis) -> str:
     """Return the table of causes of the headline's exposed time, and what is not known of them; empty without any.
 
-    Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
-    So do those of transfers, where all calls are split.
+    Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why;
+    of waiting that is little of a step the sum alone. Those of transfers stand below theirs, where all calls are split.
     """
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
@@ -56,7 +59,8 @@ def exposed_causes_text(analysis: Analysis) -> str:
     rows = [sums.columns()]
     for causes in sorted(parts, key=sums.less_of):
         rows.append(sums.row(groups.get(causes) or label(causes[0]), causes))
-        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if len(causes) > 1 and sums.shows(each)]
+        divided = len(causes) > 1 and (causes != tuple(late) or sums.is_worth_dividing(late))
+        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if divided and sums.shows(each)]
     lines = list(aligned(rows))
     if sums.mean_ns is not None:
         exposes = f"the mean step exposes {ms(sums.mean_ns)} ms, the median one {ms(head.exposed_comm_ns)} ms"
@@ -97,7 +101,9 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             head=head,
             every=every,
-            of_steps=("of whole steps" if without else "of all steps") if of_all else "of steps but outliers",
+            of_steps=("of whole steps" if without or head.causes_cut else "of all steps")
+            if of_all
+            else "of steps but outliers",
             mean_ns=mean_ns if mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) else None,
             steps=len(exposed),
             hours=hours,
@@ -123,8 +129,18 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     def shows(self, cause: str) -> bool:
         """Return whether a part of a sum has a share that is not shown as 0.0 %."""
-        known = (of for of in (self.head.causes, self.every, self.hours) if any(of.values()))
-        return any(of.get(cause, 0) >= LEAST_SHOWN * sum(of.values()) for of in known)
+        return self._largest_share([cause]) >= LEAST_SHOWN
+
+    def is_worth_dividing(self, causes: Sequence[str]) -> bool:
+        """Return whether the sum of some causes is enough of a step to name its parts."""
+        exposed_ns, step_ns = self.mean_ns or self.head.exposed_comm_ns or 0, self.head.step_ns or 0
+        return self._largest_share(causes) * exposed_ns >= WORTH_DIVIDING * step_ns
+
+    def _largest_share(self, causes: Sequence[str]) -> float:
+        """Return the share of exposed time that some causes have: in the column in which it is largest."""
+        known: list[Mapping[str, float]] = [self.head.causes, self.every, self.hours]
+        shares = (sum(of.get(each, 0) for each in causes) / sum(of.values()) for of in known if any(of.values()))
+        return max(shares, default=0.0)
 
     def less_of(self, causes: Sequence[str]) -> int:
         """Return their sum, less than zero: a key that sorts the largest first."""
@@ -161,7 +177,7 @@ def _may_wait(analysis: Analysis) -> str:
     if analysis.skew.unmatched:
         why = "Not all calls could be matched across ranks"
     where = "what the next compute waited for holds"
-    if causes.get("tail", 0) > causes.get("dependency", 0):
+    if causes.get("tail", 0) > causes.get("dependency", 0) + causes.get("ahead", 0):
         where = "what no other compute than the optimizer's follows holds"
     elif "unknown" in causes:
         where = "what is unknown, and what the next compute waited for, may hold"

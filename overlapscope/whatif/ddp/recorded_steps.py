@@ -20,6 +20,7 @@ from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -28,6 +29,11 @@ from overlapscope.whatif.parallelism import noted_no_ddp, shows_ddp
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 NOT_SEEN: Final = f"DistributedDataParallel is not seen in it, nor buckets that could be replayed; if it is used, {HOW}"
+NOT_KNOWN: Final = (
+    "no range of DistributedDataParallel was recorded, and of its all-reduces, which may be buckets, it is not known "
+    f"which gradients they hold; if it is used, {HOW}"
+)
+"""The same of a run with all-reduces as large as buckets."""
 NOT_USED: Final = (
     "the recorded model is not wrapped in DistributedDataParallel, and no buckets that could be replayed are seen"
 )
@@ -37,6 +43,8 @@ MOST_RANK_STEPS: Final = 4096
 """Limit on ranks times steps: with many ranks fewer steps are used ..."""
 LEAST_STEPS: Final = 5
 """... but at least this many."""
+LEAST_BUCKET: Final = 1 << 20
+"""Smaller all-reduces are not said to be buckets: the first one of DistributedDataParallel holds 1 MiB."""
 FLOATING: Final = re.compile(r"b?float|complex")
 """Names of the types that gradients have."""
 GLOO_THREADS: Final = 2
@@ -150,7 +158,16 @@ def no_buckets(run: Run, lacks: str) -> InputError:
     """Return the error for a run that lacks what a replay of DistributedDataParallel needs, or is of another kind."""
     if shows_ddp(run):
         return InputError(lacks)
-    return InputError(NOT_USED if all(map(noted_no_ddp, run.ranks.values())) else NOT_SEEN)
+    if all(map(noted_no_ddp, run.ranks.values())):
+        return InputError(NOT_USED)
+    return InputError(NOT_KNOWN if any(map(_may_hold_buckets, run.ranks.values())) else NOT_SEEN)
+
+
+def _may_hold_buckets(timeline: RankTimeline) -> bool:
+    """Return whether a rank has all-reduces of numbers as gradients are, with sizes as of buckets."""
+    rows = np.flatnonzero(timeline.collectives.bytes >= LEAST_BUCKET)
+    rows = rows[rows_named(timeline.collectives.op[rows], timeline.names, "all_reduce".__eq__)]
+    return bool(rows_named(timeline.collectives.dtype[rows], timeline.names, FLOATING.match).any())
 
 
 def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:

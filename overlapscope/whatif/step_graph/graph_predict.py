@@ -426,7 +426,7 @@ def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
         if removed is None
         else f": if rank {case.straggler} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
     )
-    return f"{share}, and no single rank causes it{worth}; no setting of communication shortens it"
+    return f"{share}, and no single rank causes it{worth}; no setting of communication is recommended before it is less"
 
 
 def _waits(case: GraphCase) -> bool:

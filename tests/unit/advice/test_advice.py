@@ -304,7 +304,7 @@ def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_e
     assert (case.verdict, case.waiting) == ("no_change", True)
     found, reasons = advise(run, analyze(run))
     assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
-    assert "no setting of communication shortens waiting for other ranks" in reasons[0]
+    assert "no setting of communication is recommended before ranks wait less for others" in reasons[0]
     assert "rank 1 is late" not in reasons[0], "no test against chance was made of it"
     soon = replayed(replace(late, late=(0, 60)))
     assert not soon.waiting
@@ -523,6 +523,23 @@ def test_what_depends_on_calls_of_one_recorded_rank_of_several_may_be_waiting(
         assert len(named.assumed) == assumed
         label = "the next compute waited for it, or for other ranks"
         assert (label in render(alone)) == waits
+
+
+def test_another_order_of_calls_is_advised_also_where_they_may_be_waiting() -> None:
+    analysis = analyze(recorded(ONE))
+    rank = analysis.ranks[0]
+    run = Run(world_size=16, ranks={rank.rank: recorded(ONE).ranks[rank.rank]})
+    info = replace(analysis.run, world_size=16, missing_ranks=list(range(1, 16)))
+    rows = [replace(each, group_size=16) for each in analysis.collectives]
+    head = replace(
+        analysis.headline, causes={"ahead": 90 * MS}, exposed_comm_ns=90 * MS, exposed_wait_ns=None, ranks=[rank.rank]
+    )
+    alone = replace(analysis, ranks=[rank], run=info, headline=head, collectives=rows)
+    named = largest_loss(RuleInput.of(run, alone, match_and_align(run)), [])
+    assert named
+    assert "ahead of the call that compute waited for, waiting for other ranks included" in named.title
+    assert "launch it before them" in named.apply["torch"]
+    assert "ahead of the call that compute waited for (or waiting)" in render(alone)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from overlapscope.advice.losses.replayed_losses import with_replayed_gains
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.ingest.read_run import read_inputs
@@ -23,6 +24,7 @@ from tests.property.synthetic.job_faults import draw
 from tests.support.builders import EPOCH_NS
 from tests.support.step_cases import STEP, STEPS, US, Item, Kernel, Range, Sent, made
 from tests.unit.advice.test_advice_rules import fired
+from tests.unit.advice.test_exposed_calls import looked_at
 
 NAME = "Memcpy HtoD (Pinned -> Device)"
 
@@ -52,6 +54,15 @@ def test_they_are_named_beside_communication_too_and_that_it_is_counted_there(
     assert found.evidence["beside_communication_ns"] == beside_us * US
     assert ("is exposed communication, too" in found.title) == said
     assert found.title.endswith(")") == said
+
+
+def test_where_a_host_is_slow_they_may_cost_nothing_and_are_a_bound() -> None:
+    given = looked_at(copying(Sent(start=500, end=590)))
+    slow = Finding(id="slow_host", severity="warning", title="", evidence={"ranks": [1]}, known_from="trace")
+    found = copies_on_compute_stream(replace(given, analysis=replace(given.analysis, findings=[slow])))
+    assert found is not None
+    assert found.title.endswith("computed beside them; it may save nothing before the slow hosts are faster")
+    assert (found.loss_ns, found.bound_from, found.gain_high_ns) == (None, None, 100 * US)
 
 
 def test_those_that_communication_covers_whole_are_named() -> None:

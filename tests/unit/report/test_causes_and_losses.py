@@ -303,8 +303,10 @@ def host(*, calls: int = 24, inside_ns: int = 0, step: int | None = None, during
 
 def test_calls_in_which_a_host_mostly_was_are_named_with_their_number_and_time() -> None:
     until = "aten::embedding (cudaLaunchKernel)"
-    assert link_words(host(inside_ns=51 * MS)) == f"host: 22 calls of cudaFree and cudaMalloc, 51.000 ms, until {until}"
-    half = f"host: 24 calls until {until}, longest pause 9.000 ms before cudaMalloc"
+    pause = "longest pause 9.000 ms before cudaMalloc"
+    mostly = f"host: 22 calls of cudaFree and cudaMalloc, 51.000 ms, until {until}, {pause}"
+    assert link_words(host(inside_ns=51 * MS)) == mostly
+    half = f"host: 24 calls until {until}, {pause}"
     assert link_words(host(inside_ns=50 * MS)) == half
 
 
@@ -326,3 +328,17 @@ def test_parts_of_a_sum_that_would_be_shown_as_nothing_are_left_out() -> None:
         "wait: the late rank idled longer (host)",
         "wait: the late rank communicated longer",
     ]
+
+
+@pytest.mark.parametrize(("step_ms", "rows"), [(900, 3), (1_100, 1)], ids=["from 1 % of a step", "less"])
+def test_waiting_is_divided_by_cause_from_a_hundredth_of_a_step(step_ms: int, rows: int) -> None:
+    waits = {"peer_host": 6, "peer_compute": 4}
+    found = with_causes(ALIKE, [waits] * 4)
+    causes = {cause: ms * MS for cause, ms in waits.items()}
+    head = replace(found.headline, causes=causes, exposed_comm_ns=10 * MS, step_ns=step_ms * MS)
+    found = replace(found, headline=head, throughput=None)
+    assert [row[0] for row in table(found)][1:] == [
+        "wait: for late ranks",
+        "wait: the late rank idled longer (host)",
+        "wait: the late rank computed longer",
+    ][:rows]

@@ -419,13 +419,21 @@ def test_steps_that_only_ranks_without_a_counterpart_have_are_not_compared() -> 
     assert NONE not in comparison.ranks
 
 
+def test_whole_recordings_of_more_than_two_ranks_are_shown_with_all_rows_alone() -> None:
+    two, three = (analyze(run_of(simulate(Job(layout=Layout(dp=dp))))) for dp in (2, 3))
+    assert "\nrank 1 whole" in text.render(two)
+    assert "\nrank 1 median of 6 steps" in text.render(three)
+    assert "whole  " not in text.render(three)
+    assert "\nrank 1 whole" in text.render(three, all_rows=True)
+
+
 def test_the_table_of_ranks_names_their_hosts_where_there_are_several() -> None:
     run = run_of(simulate(Job(layout=Layout(dp=4, ranks_per_host=2))))
     apart, together = (analyze(on_hosts(run, hosts, gpus=2)) for hosts in (["north", "south"], ["north", "north"]))
     assert [each.host for each in apart.ranks] == ["north", "north", "south", "south"]
     said = text.render(apart)
     assert "\nrank 1 (north) median of 6 steps" in said
-    assert "\nrank 2 (south) whole" in said
+    assert "\nrank 2 (south) median" in said
     assert "rank 2 (south)" in [row[0] for row in sheet_of(apart).tables[0].rows]
     assert {each.host for each in together.ranks} == {None}
     assert "north" not in text.render(together)

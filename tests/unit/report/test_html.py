@@ -170,7 +170,7 @@ def test_a_straggler_is_named_with_what_held_it_and_its_evidence(pages: dict[str
         "arrived last at 17 calls", "idle 12.500 ms longer than its peers",
         "its kernels take 1.25 times as long as usual", "50.0 % of its compute in larger grids",
         "not known yet 1.000 ms", "p = 0.0002",
-        "find the cause of straggler rank 1: no setting of communication shortens the wait for it",
+        "find the cause of straggler rank 1: it comes before settings of communication",
     ):  # fmt: skip
         assert words in unescape(text)
     assert "communicated" not in re.findall(r"arrived last at[^<]*", text)[0]

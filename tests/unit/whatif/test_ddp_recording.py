@@ -182,12 +182,22 @@ def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("drop", ["gradients", "collectives"])
-def test_a_job_in_which_ddp_is_not_seen_is_not_asked_for_what_ddp_lacks(drop: str) -> None:
+@pytest.mark.parametrize(
+    ("drop", "dtype", "said"),
+    [
+        ("collectives", "float32", "DistributedDataParallel is not seen in it"),
+        ("gradients", "int32", "DistributedDataParallel is not seen in it"),
+        ("gradients", "float32", "of its all-reduces, which may be buckets, it is not known which gradients they hold"),
+    ],
+)
+def test_a_job_in_which_ddp_is_not_seen_is_not_asked_for_what_ddp_lacks(drop: str, dtype: str, said: str) -> None:
     run = recorded(IN_PAIRS, drop=drop)
-    other = replace(run, ranks={rank: replace(each, recorded={}) for rank, each in run.ranks.items()})
-    with pytest.raises(InputError, match="DistributedDataParallel is not seen in it"):
-        ddp_case_of_run(other)
+    ranks = {
+        rank: replace(each, recorded={}, names=[dtype if name == "float32" else name for name in each.names])
+        for rank, each in run.ranks.items()
+    }
+    with pytest.raises(InputError, match=said):
+        ddp_case_of_run(replace(run, ranks=ranks))
 
 
 def test_a_job_whose_capture_noted_no_ddp_is_not_asked_to_record_it() -> None:
@@ -201,7 +211,7 @@ def test_a_job_whose_capture_noted_no_ddp_is_not_asked_to_record_it() -> None:
 def test_a_capture_without_a_model_does_not_know_whether_ddp_is_used() -> None:
     run = recorded(IN_PAIRS, drop="gradients")
     other = replace(run, ranks={rank: replace(each, recorded={"ddp": {}}) for rank, each in run.ranks.items()})
-    with pytest.raises(InputError, match="DistributedDataParallel is not seen in it"):
+    with pytest.raises(InputError, match="no range of DistributedDataParallel was recorded"):
         ddp_case_of_run(other)
 
 
@@ -232,7 +242,7 @@ def test_a_run_that_mostly_waits_gets_no_bucket_advice_and_no_false_straggler(
     assert "(no setting does this): 341.809 ms " in said
     assert "no single rank causes it" in said
     assert "straggler is fixed" not in said
-    assert "no setting of communication shortens" in said
+    assert "no setting of communication is recommended before it is less" in said
     assert "bucket_cap_mb" not in said
     assert "- one complete step was recorded: too few to measure how much steps vary" in said
     assert "waiting is 88.0 % of the time in its collectives" in said, "percentages as everywhere else"

@@ -39,9 +39,25 @@ def test_the_calls_of_most_exposed_time_are_named_with_number_size_and_rate() ->
             Kernel(start=500, end=600), Sent(start=600, end=620, size_bytes=8, op="all_gather", group="h")]  # fmt: skip
     found = dominant_calls(looked_at(made(lambda _: step)))
     assert found is not None
-    assert found.busbw_gbs == pytest.approx(4 * MIB / 400e3)
+    assert found.busbw_gbs == (pytest.approx(4 * MIB / 400e3),) * 2
     assert found.words("step") == "mostly all_reduce of DP among 2 ranks, 1 a step of 4 MiB, 10.5 GB/s on the bus"
     assert found.words("step", rate=False).endswith("1 a step of 4 MiB")
+
+
+@pytest.mark.parametrize(
+    ("slow_us", "slow_steps", "words"),
+    [
+        pytest.param(300, 3, "14 to 41.9 GB/s on the bus, by step", id="slow in half of the steps"),
+        pytest.param(140, 3, "35 GB/s on the bus", id="a little slower"),
+    ],
+)
+def test_where_steps_have_no_rate_in_common_both_are_said(slow_us: int, slow_steps: int, words: str) -> None:
+    def step(number: int) -> list[Item]:
+        return in_turn((4, slow_us if number < slow_steps else 100, 50))
+
+    found = dominant_calls(looked_at(made(step)))
+    assert found is not None
+    assert found.rate_words() == words
 
 
 def test_calls_of_a_rank_are_those_of_all_its_groups() -> None:
@@ -85,7 +101,16 @@ def test_calls_of_several_sizes_at_one_bandwidth_transfer(
     calls: list[tuple[int, float, float]], *, transfers: bool
 ) -> None:
     rate = transfer_rate_gbs(one_of_eight(in_turn(*calls)))
-    assert rate == (pytest.approx(1.75 * 4 * MIB / 100e3) if transfers else None)
+    assert rate == ((pytest.approx(1.75 * 4 * MIB / 100e3),) * 2 if transfers else None)
+
+
+@pytest.mark.parametrize(("us", "low"), [(57.5, 100 / 115), (52, 1.0)])
+def test_a_rate_is_that_of_the_operation_which_waits_least_or_of_each_where_they_differ(us: float, low: float) -> None:
+    calls = in_turn((4, 50, 50), (8, 100, 20), (4, 50, 90), (4, us, 50), (8, 2 * us, 20), (4, us, 90))
+    ops = iter(["all_gather"] * 3 + ["reduce_scatter"] * 3)
+    step = [replace(each, op=next(ops)) if isinstance(each, Sent) else each for each in calls]
+    fastest = 0.875 * 4 * MIB / 50e3
+    assert transfer_rate_gbs(one_of_eight(step)) == (pytest.approx(low * fastest), pytest.approx(fastest))
 
 
 def test_of_whole_jobs_waiting_is_known_and_no_rate_is_asked_for() -> None:

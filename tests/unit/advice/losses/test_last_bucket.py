@@ -66,6 +66,14 @@ def test_a_smaller_last_bucket_is_not_advised_there(cause: str, sizes: tuple[flo
     assert instead(given, cause).splitlines()[-1].endswith(f"already: {said}")
 
 
+def test_it_is_not_offered_where_most_of_what_is_exposed_is_of_other_calls() -> None:
+    exchange = Sent(start=601, end=800, launch=590, op="all_to_all", size_bytes=36 * MIB)
+    last = Sent(start=800, end=900, launch=591, phase="backward", size_bytes=10 * MIB)
+    beside = Sent(start=300, end=340, phase="backward", size_bytes=36 * MIB)
+    given = looked_at(made(lambda _: [DDP, Kernel(start=0, end=600), beside, exchange, last]))
+    assert instead(given, "tail").splitlines()[-1].endswith(FEWER_BYTES)
+
+
 def row_of(last_us: float, *, before: int = 6, computes: int = 400) -> list[Item]:
     """Return a step of which calls of 80 us each follow each other after compute, and a last one of so many us."""
     first = [

@@ -145,3 +145,40 @@ def test_a_gain_far_above_the_loss_is_not_of_the_waits_alone(times: float, bound
     assert again.bound_from == bound_from
     assert ("upper bound" in " ".join(again.assumed)) == (bound_from == "replay")
     assert (again.gain_high_ns == lost_ns) == (bound_from == "loss")
+
+
+def test_a_number_that_is_read_takes_its_copy_and_the_way_to_it_along() -> None:
+    """Rounds of a short kernel, a copy that the host waits for, and its wait; a host that leads by nothing."""
+    kernel, back = Launch(0, 4 * US), Launch(0, US, COPY, "Memcpy DtoH (Device -> Pageable)")
+    rounds = [kernel, Work(12 * US), back, Sync(0), Work(9 * US)] * 200
+    run = simulate({0: [Launch(0, 100 * US), *rounds]})
+    without = simulate({0: [Launch(0, 100 * US), *[kernel, Work(9 * US)] * 200]})
+    found = replayed(run.run)["blocking_calls"]
+    assert found.gain_high_ns == pytest.approx(run.length_ns - without.length_ns, rel=0.05)
+
+
+@pytest.mark.parametrize(("times", "slowly"), [(1.0, False), (1.2, True)])
+def test_where_less_than_the_loss_is_gained_launches_are_said_to_stay_as_slow(times: float, *, slowly: bool) -> None:
+    run = simulate({0: draining(Launch(0, 10 * US))}).run
+    found = replayed(run)["blocking_calls"]
+    again = replayed(run, [replace(found, loss_ns=round(times * (found.gain_high_ns or 0)))])["blocking_calls"]
+    assert ("launches all else as slowly as before" in " ".join(again.assumed)) == slowly
+
+
+def test_a_copy_of_more_than_a_number_stays_without_the_wait_for_it() -> None:
+    kernel, back = Launch(0, 4 * US), Launch(0, 8 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
+    run = simulate({0: [Launch(0, 100 * US), *[kernel, Work(12 * US), back, Sync(0), Work(9 * US)] * 200]})
+    without = simulate({0: [Launch(0, 100 * US), *[kernel, Work(12 * US), back, Work(9 * US)] * 200]})
+    gain_ns = replayed(run.run)["blocking_calls"].gain_high_ns
+    # The replay leaves the call that waits what a call takes.
+    assert gain_ns == pytest.approx(run.length_ns - without.length_ns - 200 * 5 * US, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("begins_us", "lasts_us", "words"),
+    [(0, 4_990, ", then works in schedule"), (-15_000, 19_990, ", in schedule"), (0, 2_000, "")],
+)
+def test_the_range_of_most_of_the_idle_time_is_named_with_the_wait(begins_us: int, lasts_us: int, words: str) -> None:
+    run = simulate({0: draining(Launch(0, 10 * US))}).run
+    run = with_ranges(run, "schedule", returned(run.ranks[0]) + begins_us * US, lasts_us * US)
+    assert replayed(run)["blocking_calls"].title.endswith(f"(cudaStreamSynchronize){words}")

@@ -76,3 +76,14 @@ def test_what_the_graph_says_of_the_next_step_holds(computes: list[tuple[int, in
     parts = {0: own_parts(rank, OwnCauses(idle={}, exposed={"dependency": union((np.array([40]), np.array([60])))}))}
     ((_, found),) = each_causes(run, cross_rank, {0: Coverage.of(rank.spans)}, parts, cross_rank.transfers(run))
     assert found.within((0, 100)) == {cause: 20}
+
+
+def test_what_other_compute_waits_for_beside_a_call_that_ends_before_the_optimizer_is_no_tail() -> None:
+    """The longer call owns all of it. Until 60 ns compute waits for the shorter one; from 80 ns on the optimizer."""
+    computes = [(0, 30, "gemm"), (60, 80, "embedding_backward_adagrad"), (95, 99, "optimizer")]
+    rank = rank_of(0, [(30, 60, 20), (35, 90, 21)], computes, has_device=True)
+    run, cross_rank = Run(world_size=1, ranks={0: rank}), CrossRank()
+    awaited = union((np.array([35, 80]), np.array([60, 90])))
+    parts = {0: own_parts(rank, OwnCauses(idle={}, exposed={"dependency": awaited}))}
+    ((_, found),) = each_causes(run, cross_rank, {0: Coverage.of(rank.spans)}, parts, cross_rank.transfers(run))
+    assert found.within((35, 100)) == {"dependency": 25, "tail": 10}

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.exposure.exposed_causes import each_causes
 from overlapscope.analysis.exposure.own_parts import own_parts
-from overlapscope.analysis.graph.found_causes import OwnCauses
+from overlapscope.analysis.graph.found_causes import Ahead, OwnCauses
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.intervals import Intervals, union
@@ -68,6 +68,31 @@ def test_a_call_is_queued_only_while_all_of_its_group_could_begin(
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     by_graph = dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
     assert [by_graph[rank].within((0, 100)).get("queued", 0) for rank in range(2)] == queued
+
+
+@pytest.mark.parametrize(
+    ("launched", "causes"),
+    [
+        pytest.param(10, {"ahead": 25, "dependency": 25}, id="both are ready"),
+        pytest.param(30, {"ahead": 5, "dependency": 45}, id="launched later elsewhere"),
+        pytest.param(35, {"dependency": 50}, id="launched last elsewhere"),
+    ],
+)
+def test_a_call_is_ahead_only_while_all_members_of_the_other_could_begin(launched: int, causes: dict[str, int]) -> None:
+    calls = [(35, 60, 10), (35, 60, launched)]
+    ranks = [
+        on_one_stream(rank_of(at, [call], [(0, 10, "gemm")], has_device=True, elsewhere=[(10, call[0])]))
+        for at, call in enumerate(calls)
+    ]
+    run, cross_rank = together(*ranks)
+    row = int(np.flatnonzero(ranks[0].collectives.start_ns == 35)[0])
+    ahead = Ahead(start_ns=np.array([10]), end_ns=np.array([35]), needed=np.array([row]))
+    by_graph = {"ahead": union((np.array([10]), np.array([35]))), "dependency": union((np.array([35]), np.array([60])))}
+    own = [OwnCauses(idle={}, exposed=by_graph, ahead=ahead), OwnCauses(idle={}, exposed={})]
+    parts = {rank.rank: own_parts(rank, each) for rank, each in zip(ranks, own, strict=True)}
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+    found = dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
+    assert found[0].within((0, 100)) == causes
 
 
 def queue_of(call: tuple[int, int, int]) -> Intervals:

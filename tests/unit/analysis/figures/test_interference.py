@@ -169,6 +169,18 @@ def test_repeated_layers_stand_for_each_other_in_a_single_step() -> None:
     assert interference(*layers([12.0, 20.0, 30.0])).value == "too_few"
 
 
+def test_kernels_of_one_name_that_differ_are_told_apart_by_their_neighbours_on_the_stream() -> None:
+    """Matrix products of a layer have one name and grid, and differ in how long they take."""
+    spans, moved = layers([12.0, 20.0, 30.0, 60.0, 40.0, 90.0, 25.0])
+    products = replace(spans, name=np.where(spans.name % 2 == 1, 1, spans.name).astype(np.int32))
+    found = value(interference(products, moved))
+    assert found.times == pytest.approx(1.25, abs=0.001)
+    assert found.launches == 7
+    beside_another = np.arange(spans.name.size) % 7 % 2 == 1  # products follow each other on a stream of their own
+    apart = replace(products, lane=beside_another.astype(products.lane.dtype))
+    assert interference(apart, moved).value == "too_few"
+
+
 @pytest.mark.parametrize(("steps", "times"), [(1, 2.0), (4, 2.0), (4, 1.05)])
 def test_backward_beside_communication_is_not_compared_with_forward(steps: int, times: float) -> None:
     # The kernels of backward have the names and grids of forward, and take longer: other work, no interference.

@@ -1,6 +1,7 @@
 """Sums over all steps are of whole cycles: what a step loses as it begins lies in the window before its own."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import Throughput
-from overlapscope.analysis.cost.whole_cycles import cut_short
+from overlapscope.analysis.cost.whole_cycles import causes_cut, cut_short
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, with_costs
+from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.step_cases import US, Kernel, Sent, made
 from tests.unit.analysis.figures.test_throughput import rank_of
 
 MS = 1_000_000
@@ -91,6 +94,66 @@ def test_causes_of_all_steps_and_gpu_hours_are_of_the_same_steps() -> None:
     assert causes_of_all_steps(costed).total() == 6 * MS
     idle = its.idle_causes_gpu_hours_a_day
     assert sum(idle.values()) == pytest.approx(its.idle_gpu_hours_a_day) == pytest.approx(22 / 40 * 24)
+
+
+@pytest.mark.parametrize(
+    ("last", "cut"),
+    [
+        pytest.param({"dependency": 0, "tail": 100}, [3], id="the next step, which was not recorded, would wait"),
+        pytest.param({"dependency": 74, "tail": 26}, [3], id="5 % of 106 have another cause than in any step before"),
+        pytest.param({"dependency": 75, "tail": 26}, [], id="less has"),
+        pytest.param({"dependency": 80, "tail": 30}, [], id="it has the other causes as well, to a hundredth"),
+        pytest.param({"dependency": 0, "tail": 117}, [], id="it exposes more than the others"),
+        pytest.param({"dependency": 0, "tail": 89}, [], id="it exposes less than the others"),
+    ],
+)
+def test_the_causes_of_a_step_that_no_step_follows_are_left_out_where_its_tail_is_another_cause_elsewhere(
+    last: dict[str, int], cut: list[int]
+) -> None:
+    """The others expose 100, 106 and 100 ns, of which 20 at most are their tail: of other causes 80 at least."""
+    steps = [
+        {
+            0: (
+                StepWindow(step=number, recording=0, window=(1_000 * number, 1_000 * (number + 1)), complete=True),
+                Breakdown(exposed_comm_ns=sum(causes.values()), causes=causes),
+            )
+        }
+        for number, causes in enumerate(
+            [{"dependency": 80, "tail": 20}, {"dependency": 86, "tail": 20}, {"dependency": 85, "tail": 15}, last]
+        )
+    ]
+    windows = {0: [step[0][0] for step in steps]}
+    assert causes_cut(steps, windows) == cut
+    assert causes_cut(steps[2:], {0: windows[0][2:]}) == []  # of one step nobody knows whether it is like the others
+    followed = {0: [*windows[0], StepWindow(step=4, recording=0, window=(4_000, 4_100), complete=False)]}
+    assert causes_cut(steps, followed) == []
+
+
+GATHERED: Final = 3
+"""The last of so many steps is followed by none."""
+
+
+def gathers(number: int) -> list[Kernel | Sent]:
+    """Return a step that ends with a gather of what the optimizer has updated: the next step's compute waits for it."""
+    return [
+        Kernel(start=0, end=600),
+        Kernel(start=600, end=700, name="optimizer"),
+        Sent(start=700, end=1_000, op="all_gather"),
+    ]
+
+
+def test_causes_of_the_median_step_and_of_all_are_those_of_followed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.step_cases.STEPS", GATHERED + 1)
+    analysis = analyze(made(gathers))
+    head = analysis.headline
+    assert head.exposed_comm_ns == 300 * US
+    assert [info.steps[-1].causes for info in analysis.ranks] == [{"tail": 300 * US}] * 2
+    assert head.causes_cut == [GATHERED]
+    assert head.causes == {"dependency": 300 * US}
+    assert causes_of_all_steps(analysis) == {"dependency": 2 * GATHERED * 300 * US}
+    assert analysis.throughput is not None
+    assert analysis.throughput.cut_short == []
+    assert "of whole steps" in exposed_causes_text(analysis)
 
 
 def delayed(timeline: RankTimeline, by_ms: float) -> RankTimeline:

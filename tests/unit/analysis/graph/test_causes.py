@@ -11,7 +11,15 @@ from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.explained import chain_before
 from overlapscope.analysis.graph.exposed import exposed_pieces
-from overlapscope.analysis.graph.idle import BY_CALL, BY_POLL, DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
+from overlapscope.analysis.graph.idle import (
+    BY_CALL,
+    BY_POLL,
+    DRAINED,
+    IDLE_CAUSES,
+    LAUNCH_BOUND,
+    NO_STRETCH,
+    idle_pieces,
+)
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -73,12 +81,12 @@ def test_time_after_a_synchronisation_is_what_removing_it_saves() -> None:
     before = [Launch(0, 1_000 * US)]
     after = [Work(100 * US), Launch(0, 10 * US)]
     found = idle(*before, Sync(), *after)
-    assert found == {"drained": 100, "launch_latency": 4, "device_wait": 1}
+    assert found == {"drained": 104, "device_wait": 1}, "a host that leads hides the latency of a launch, too"
     with_it, without = (
         simulate({0: [Launch(0, 10 * US), *before, *between, *after]}).length_ns for between in ([Sync()], [])
     )
     # Without the call the kernel follows on its stream, 1 us after the one before it.
-    assert (with_it - without) // US == found["drained"] + found["launch_latency"] - 1
+    assert (with_it - without) // US == found["drained"] - 1
 
 
 SHORT_KERNELS = [Work(40 * US), Launch(0, 5 * US)] * 20
@@ -113,6 +121,27 @@ def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> 
     assert found["launch_bound"] >= 1_950
 
 
+def test_what_a_host_does_for_a_copy_that_it_waits_for_at_once_belongs_to_the_wait() -> None:
+    # The kernel ends at 24; the host comes to its copy at 56, which runs from 60 to 61; the wait returns at 64.
+    back = Launch(0, US, COPY, "Memcpy DtoH (Device -> Pageable)")
+    read = [Launch(0, 10 * US), Work(30 * US), back, Sync(0), Work(20 * US), Launch(0, 10 * US)]
+    found = simulate({0: [Launch(0, 10 * US), *read]})
+    assert "launch_latency" not in figures(found).idle_causes
+    assert figures(found).drained_by_ns.keys() == {"cudaStreamSynchronize"}
+    kept = [each for each in read if not isinstance(each, Sync)]
+    apart = [*read[:3], Launch(0, US), *read[3:]]
+    for other in (kept, apart):
+        by_launches = idle(*other)
+        assert by_launches["launch_bound"] >= 20, "a copy that nobody waits for, or with other work, is a launch"
+
+
+def test_what_one_call_took_is_counted_once() -> None:
+    # Two launches soon after one wait of 50 us, each late by more than the wait had lasted.
+    late = [Work(60 * US), Launch(0, 5 * US)]
+    found = idle(Work(20 * US), Launch(0, 50 * US), Sync(), *late, *late)
+    assert found["drained"] == pytest.approx(50 + 4, abs=6)
+
+
 @pytest.mark.parametrize(
     ("waited_us", "work_us", "drained"),
     [(2_000, 2_900, True), (2_000, 3_100, False), (9_000, 8_000, True), (7_000, 8_000, False)],
@@ -128,7 +157,7 @@ def test_a_long_pause_that_outlasts_the_synchronisation_before_it_is_a_cause_of_
 def test_a_thread_that_wakes_late_is_a_blocked_host() -> None:
     simulated = simulate({0: [Launch(0, 1_000 * US), Sync(wake_ns=500 * US), Launch(0, 10 * US)]})
     found = figures(simulated)
-    assert found.idle_causes == {"blocked_host": 500 * US, "launch_latency": 4 * US}
+    assert found.idle_causes == {"blocked_host": 500 * US, "drained": 4 * US}
     assert found.blocked_by_ns == {"cudaDeviceSynchronize": 500 * US}
 
 
@@ -305,19 +334,58 @@ def test_without_compute_after_it_a_call_is_a_tail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "queued"),
+    ("names", "ahead"),
     [
         pytest.param(["reduce", "gather"], 400, id="of another operation"),
         pytest.param(["gather", "gather"], 0, id="of its own, both of which compute waits for"),
         pytest.param(["reduce", "gather", "gather"], 400, id="the second of two has not that delay once more"),
-        pytest.param(["gather", "reduce", "gather"], 800, id="each is held by the one before it"),
+        pytest.param(["gather", "reduce", "gather"], 400, id="only what is unlike holds the link for nothing"),
+        pytest.param(["reduce", "scatter", "gather"], 800, id="behind two"),
     ],
 )
-def test_a_call_behind_an_unlike_one_on_its_stream_was_queued(names: list[str], queued: int) -> None:
+def test_unlike_calls_run_ahead_of_the_one_on_their_stream_that_compute_waits_for(names: list[str], ahead: int) -> None:
     program = [*(Launch(1, 400 * US, COMM, name) for name in names), *COMPUTE_WAITS, Launch(0, 100 * US)]
     found = exposed(*program)
-    assert found.get("queued", 0) == pytest.approx(queued, abs=10)
-    assert sum(found.values()) == pytest.approx(400 * len(names), abs=20)
+    assert found.get("ahead", 0) == pytest.approx(ahead, abs=10)
+    assert found.get("dependency", 0) == pytest.approx(400 * len(names) - ahead, abs=20)
+    assert "queued" not in found, "that delay is named already"
+
+
+def test_what_ran_ahead_beside_compute_held_the_call_behind_it_all_the_same() -> None:
+    # Of 400 us of `reduce` all but 100 are hidden, and without it all of the 200 of `gather` would be, too.
+    beside = Launch(0, 300 * US)
+    program = [Launch(1, 400 * US, COMM, "reduce"), Launch(1, 200 * US, COMM, "gather"), Record("done", 1), beside,
+               Wait("done", 0), Launch(0, 100 * US)]  # fmt: skip
+    found = exposed(*program)
+    assert found["ahead"] == pytest.approx(100, abs=20)
+    assert found["queued"] == pytest.approx(200, abs=10)
+
+
+def test_a_call_is_ahead_of_another_only_from_the_launch_of_that_on() -> None:
+    program = [Launch(1, 400 * US, COMM, "reduce"), Work(250 * US), Launch(1, 200 * US, COMM, "gather"), *COMPUTE_WAITS,
+               Launch(0, 100 * US)]  # fmt: skip
+    found = exposed(*program)
+    assert found["ahead"] == pytest.approx(150, abs=10)
+    assert found["dependency"] == pytest.approx(450, abs=20)
+
+
+def test_a_call_that_compute_waits_for_too_is_not_ahead_of_the_next() -> None:
+    first, second = Launch(1, 400 * US, COMM, "reduce"), Launch(1, 400 * US, COMM, "gather")
+    waits_for_first = (Record("first", 1), Wait("first", 0))
+    found = exposed(first, *waits_for_first, second, *COMPUTE_WAITS, Launch(0, 100 * US))
+    assert "ahead" not in found
+    assert found["queued"] == pytest.approx(400, abs=10)
+    # A host that launches compute only after it has waited for the first says the same.
+    found = exposed(first, Record("first", 1), second, Sync(event="first"), *COMPUTE_WAITS, Launch(0, 100 * US))
+    assert "ahead" not in found
+
+
+def test_a_call_on_another_stream_is_not_ahead() -> None:
+    program = [
+        Launch(1, 400 * US, COMM, "reduce"), Record("first", 1), Launch(2, 400 * US, COMM, "gather"),
+        Record("done", 2), Wait("done", 0), Launch(0, 100 * US),
+    ]  # fmt: skip
+    assert set(exposed(*program)) == {"dependency"}
 
 
 def test_a_call_launched_after_its_data_were_ready_beside_compute_was_late() -> None:
@@ -347,8 +415,11 @@ def test_pieces_of_random_programs_cover_idle_time_as_a_plain_walk_does(program:
         assert int((pieces.end_ns - pieces.start_ns).sum()) == window_ns - busy_ns
         plain = _plain(graph, binding)
         found: dict[tuple[int, str], int] = {}
-        for begin, end, cause in zip(pieces.start_ns, pieces.end_ns, pieces.cause, strict=True):
+        each_piece = zip(pieces.start_ns, pieces.end_ns, pieces.cause, pieces.stretch, strict=True)
+        for begin, end, cause, stretch in each_piece:
             name = "host" if cause in (LAUNCH_BOUND, DRAINED) else IDLE_CAUSES[cause]
+            if cause == DRAINED and stretch == NO_STRETCH:
+                name = "launch_latency"  # of the launch after the wait
             gap = next(at for at, (start, until) in enumerate(plain.gaps) if start <= begin and end <= until)
             found[gap, name] = found.get((gap, name), 0) + int(end - begin)
         assert found == plain.causes

@@ -32,13 +32,15 @@ def host(launch_us: int, operation_us: int, waits_us: int, *, stacks: bool = Fal
 
 def run_of(
     *, launch_us: int = 50, operation_us: int = 80, ahead_us: int = 400, waits_us: int = 100, stacks: bool = False,
-    returns_last: bool = False, seen: int = RANKS,
+    returns_last: bool = False, seen: int = RANKS, next_ahead_us: int | None = None,
 ) -> Run:  # fmt: skip
-    """Return ranks whose kernels start 4 ms after their launches and whose hosts wait for 5 ms; rank 2 is as given."""
+    """Return ranks whose kernels start 4 ms after their launches and whose hosts wait for 5 ms; rank 2 is as given, and
+    rank 3 as slow where it says how far that one is ahead."""
     ranks = {}
     for rank in range(seen):
-        own = (launch_us, operation_us, waits_us) if rank == SLOW else (5, 10, 5_000)
-        starts_us = ahead_us if rank == SLOW else 4_000
+        starts_us = {SLOW: ahead_us, SLOW + 1: next_ahead_us}.get(rank)
+        own = (5, 10, 5_000) if starts_us is None else (launch_us, operation_us, waits_us)
+        starts_us = 4_000 if starts_us is None else starts_us
         taken_us = 0 if returns_last and rank == SLOW else 100
         work = [
             {
@@ -63,11 +65,20 @@ def test_the_slow_host_is_named_with_what_its_calls_take_and_how_far_it_is_ahead
     (found,) = slow_host(run_of())
     assert (found.severity, found.evidence["ranks"]) == ("warning", [SLOW])
     assert found.title == (
-        "the host of rank 2 (slow) takes 11.2 times as long as the others for the same calls (cudaLaunchKernel 50.0 "
-        "us, on the others 5.0 us), and hardly waits for its device (0.9 % of the time); kernels are launched 0.400 ms "
-        "before they start, on the others 4.000 ms: it, or a rank of its machine that was not recorded, may pace all "
-        "ranks"
+        "the host of rank 2 (slow) takes 10.0 times as long as the others for the same calls (cudaLaunchKernel 50.00 "
+        "us, on the others 5.00 us), and hardly waits for its device (0.9 % of the time); kernels are launched 0.400 "
+        "ms before they start, on the others 4.000 ms: it, or a rank of its machine that was not recorded, may pace "
+        "all ranks"
     )
+
+
+def test_of_several_slow_hosts_it_is_said_how_far_each_is_ahead_beside_those_that_are_not_slow() -> None:
+    (found,) = slow_host(run_of(next_ahead_us=60))
+    assert found.evidence["ranks"] == [SLOW, SLOW + 1]
+    assert "take up to 10.0 times as long as the others" in found.title
+    assert "kernels are launched 0.060 to 0.400 ms before they start, on the others 4.000 ms" in found.title
+    assert "(at most 0.9 % of the time)" in found.title
+    assert {each["others_ahead_ns"] for each in found.evidence["of_rank"].values()} == {4_000 * US}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Find what a late rank computed longer only because it had put it off: its host idled earlier in the step.
+
+On a device compute goes on while calls wait on another stream. Where a rank idles early in a step, the others are ahead
+of it at the next meetings of the step, too: it still has to do what they have done by then, and it does it while they
+wait. Since they last met it computed longer; in the step it did not.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, communicating, computing, copying
+from overlapscope.analysis.exposure.own_parts import OwnParts
+from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
+from overlapscope.analysis.exposure.peer_waits import PeerWaits
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, Intervals, difference
+from overlapscope.timeline.run import RankTimeline, Run
+
+COMPUTED, IDLED = (OF_LATE_RANK.index(each) for each in ("peer_compute", "peer_host"))
+NOT_LAUNCHED: Final = "host_not_ready"
+
+
+def without_put_off_work(
+    longer: Mapping[int, Ints], waits: Mapping[int, PeerWaits], run: Run, coverage: Mapping[int, Coverage],
+    parts: Mapping[int, OwnParts], clocks: Clocks,
+) -> dict[int, Ints]:  # fmt: skip
+    """Return what the late rank did `longer` in each window of each rank's `waits`, with put-off work as idle time.
+
+    `longer` has rows as `OF_LATE_RANK` and a column for each window, in ns. From when two ranks met before the first
+    call of a step until they last met, the late one put off what it computed less than the waiting one. That is no more
+    than what it idled longer there, less what it waited in calls: had it not idled, it would have waited longer. Beside
+    communication it idles where its next compute was not launched yet. Nothing is moved where the two did not meet
+    before the step.
+    """
+    rows = {rank: _asked(its, longer[rank]) for rank, its in waits.items()}
+    rows = {rank: asked for rank, asked in rows.items() if asked.size}
+    queries = {rank: _since_step(waits[rank], asked) for rank, asked in rows.items()}
+
+    def when(rank: int, name: str) -> Activity:
+        return _ACTIVITIES[name](run.ranks[rank], coverage[rank], parts[rank])
+
+    found = dict(longer)
+    theirs = {name: peer_activity(queries, partial(when, name=name), clocks) for name in _ACTIVITIES}
+    for rank, query in queries.items():
+        own = {name: when(rank, name).within(*query.windows) for name in _ACTIVITIES}
+        put_off = _put_off(own, {name: its[rank] for name, its in theirs.items()})
+        asked, found[rank] = rows[rank], longer[rank].copy()
+        moved = np.minimum(longer[rank][COMPUTED, asked], put_off)
+        found[rank][COMPUTED, asked] -= moved
+        found[rank][IDLED, asked] += moved
+    return found
+
+
+def _asked(waits: PeerWaits, longer: Ints) -> Ints:
+    """Return the windows before which the ranks had met in their step, and in which the late one computed longer."""
+    since = (waits.step_met != NONE) & (waits.step_met < waits.query.windows.starts)
+    return np.flatnonzero(since & (longer[COMPUTED] > 0))
+
+
+def _since_step(waits: PeerWaits, asked: Ints) -> PeerQuery:
+    windows = Intervals(waits.step_met[asked], waits.query.windows.starts[asked])
+    return PeerQuery(windows=windows, others=waits.query.others[asked])
+
+
+def _put_off(own: Mapping[str, Ints], theirs: Mapping[str, Ints]) -> Ints:
+    """Return what a late rank has put off to compute, where the waiting one and it did these: no less than 0, in ns."""
+    idled, behind = _idled(theirs) - _idled(own), own["computed"] - theirs["computed"]
+    put_off: Ints = np.maximum(np.minimum(idled, behind) - theirs["communicated"], 0)
+    return put_off
+
+
+def _idled(did: Mapping[str, Ints]) -> Ints:
+    return did["recorded"] - did["computed"] - did["communicated"] - did["copied"]
+
+
+def _recorded(timeline: RankTimeline) -> BusyTime:
+    """Return from its first span to its last one, when it is known what a rank did."""
+    start_ns, end_ns = timeline.spans.start_ns, timeline.spans.end_ns
+    if start_ns.size == 0:
+        return BusyTime(EMPTY)
+    return BusyTime(Intervals(start_ns.min(keepdims=True), end_ns.max(keepdims=True)))
+
+
+def _launched(cover: Coverage, parts: OwnParts) -> Coverage:
+    """Return what a rank did, less communication beside which its next compute was not launched yet."""
+    unlaunched = (parts.by_graph or {}).get(NOT_LAUNCHED, EMPTY)
+    return Coverage(difference(cover.comm, unlaunched), cover.compute, cover.copy)
+
+
+_ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, OwnParts], Activity]]] = {
+    "recorded": lambda timeline, _, __: _recorded(timeline),
+    "computed": lambda timeline, cover, _: computing(timeline, cover),
+    "communicated": lambda _, cover, parts: communicating(_launched(cover, parts)),
+    "copied": lambda _, cover, __: copying(cover),
+}
