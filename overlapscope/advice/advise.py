@@ -136,7 +136,7 @@ SAME_TIME: Final = {
     "repeated_broadcasts": ("small_collectives",),
     "fsdp_units": ("overlap_without_effect",),
     "shared_cores": ("launch_bound", "blocking_calls"),
-    "blocking_launches": ("launch_bound", "blocking_calls"),
+    "blocking_launches": ("launch_bound", "blocking_calls", "host_paced", "overlap_without_effect"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
 CASTS_GBS: Final = 0.5

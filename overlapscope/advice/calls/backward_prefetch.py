@@ -122,8 +122,8 @@ def prefetches_nothing(given: RuleInput) -> bool:
     ahead."""
     if not gathers_units(given):
         return False
-    waits, late = zip(*(_waiting(timeline, windows) for timeline, windows in given.some_at_hand()), strict=True)
-    return min(late, default=0.0) >= NEARLY_ALL and min(waits, default=0.0) > MOSTLY
+    each = [_waiting(timeline, windows) for timeline, windows in given.some_at_hand()]
+    return bool(each) and min(late for _, late in each) >= NEARLY_ALL and min(waits for waits, _ in each) > MOSTLY
 
 
 def _of_units(timeline: RankTimeline, windows: Windows) -> Ints:

@@ -45,13 +45,15 @@ class _Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     gathers: int
     """In a step."""
+    gathered_bytes: int
     sizes: frozenset[int]
-    """Bytes of its calls."""
+    """Bytes of its calls: a reduction may be of another type."""
 
 
 def fsdp_units(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where FSDP is seen on devices, each step gathers one unit once or twice and then
-    reduces it once, these calls are nearly all that is gathered and reduced, and enough of them is exposed."""
+    """Return the recommendation where, on devices, each step gathers one unit once or twice and then reduces it once
+    (once only where FSDP is seen by name), these calls are nearly all that is gathered and reduced, and enough of them
+    is exposed."""
     if given.job.serves or not given.run_has_device or given.per != "step" or OTHERS & {*given.job.frameworks}:
         return None
     found = [_unit(given, timeline) for timeline, _ in given.some_at_hand()]
@@ -68,16 +70,17 @@ def fsdp_units(given: RuleInput) -> Recommendation | None:
     at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
     if not given.is_worth(at_most):
         return None
+    unit_bytes = max(each.gathered_bytes for each in units)
     times = {1: "once", 2: "twice"}[max(each.gathers for each in units)]
     return recommended(
         given,
         id="fsdp_units",
-        title=f"Shard each block on its own: the whole model is one unit of {size_text(max(sizes))}, gathered {times} "
+        title=f"Shard each block on its own: the whole model is one unit of {size_text(unit_bytes)}, gathered {times} "
         f"and reduced once a step, beside which none of it can compute; of these calls {ms(exposed)} of a "
         f"{ms(given.step_ns)} step are exposed",
         at_most_ns=at_most,
         apply={"torch": FOR_FSDP1} if uses_fsdp1(given.run) else {"fsdp2": FOR_FSDP2, "torch": FOR_FSDP1},
-        evidence={"exposed_ns": round(exposed), "unit_bytes": max(sizes)},
+        evidence={"exposed_ns": round(exposed), "unit_bytes": unit_bytes},
         measured=["sizes, and the time of these calls beside which nothing is computed"],
         assumed=[
             *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
@@ -124,4 +127,7 @@ def _of_step(timeline: RankTimeline, rows: Ints) -> _Unit | None:
     one_group = np.unique(calls.group[rows[large]]).size == 1
     if not held or not alike or not one_group or is_gather[large][-1]:
         return None
-    return _Unit(gathers=int(gathers.size), sizes=frozenset((*gathers.tolist(), *reductions.tolist())))
+    return _Unit(
+        gathers=int(gathers.size), gathered_bytes=int(gathers.max()),
+        sizes=frozenset((*gathers.tolist(), *reductions.tolist())),
+    )  # fmt: skip

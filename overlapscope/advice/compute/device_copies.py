@@ -8,7 +8,7 @@ import numpy as np
 from overlapscope.advice.compute.copy_kernels import AS_IT_IS, copies_as_they_are
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation, ShownBy
-from overlapscope.display import percent_text
+from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.operations import SEND_OPS
@@ -67,8 +67,8 @@ def device_copies(given: RuleInput) -> Recommendation | None:
     advised = recommended(
         given,
         id="device_copies",
-        title=f"Copy less on the device: {copies} copies a {given.per} take {ms(mean)} of {ms(given.step_ns)} "
-        f"({percent_text(mean / given.step_ns)}), below {' and '.join(ops)}",
+        title=f"Copy less on the device: {copies} copies a {given.per} take {ms(mean)} of a {ms(given.step_ns)} "
+        f"{given.per} ({percent_text(mean / given.step_ns)}), launched in {list_some(ops)}",
         verdict="look",
         at_most_ns=most.alone_ns + most.gaps_ns,
         bound_from="loss" if in_stages else None,

@@ -57,6 +57,13 @@ MORE: Final = (
 SLOW_STILL: Final = (
     "that the host launches all else as slowly as before: without these waits part of the idle time stays"
 )
+NEXT_TO_NOTHING: Final = 0.1
+"""A replay that gains less than this share of the loss keeps, for another reason, what these waits cost: it is no gain
+to show. A choice."""
+UNCONFIRMED: Final = (
+    "that what the host does after these waits can run beside the device: a replay keeps its order, and gains next to "
+    "nothing"
+)
 FAR_LESS: Final = 0.9
 """A replay without waits that gains a smaller share of their loss is said to leave the rest to launches. A choice."""
 KEPT: Final = "that what a host copies to itself and then works on for long is needed: these waits stay"
@@ -90,7 +97,7 @@ def with_replayed_gains(
     if run.world_size is not None and len(ranks) < run.world_size:
         # Their calls hold waiting for ranks that copy as well: a replay, which keeps it, gains less than all would.
         wanted -= {"copies_on_compute_stream"}
-    if "data_loading" in wanted or by_id.keys() & {*LATE_HOSTS}:
+    if "blocking_launches" not in by_id and ("data_loading" in wanted or by_id.keys() & {*LATE_HOSTS}):
         wanted |= {"blocking_calls"} & CHANGES.keys()
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
     if not wanted or not known or len(ranks) > MOST_RANKS:
@@ -238,6 +245,9 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
     if each.id == "blocking_calls" and gain > FAR_MORE * max(each.evidence["of_rank_with_most_ns"], each.loss_ns or 0):
         others = [one for one in each.assumed if AVOIDED not in one]
         return replace(each, assumed=[*others, MORE], evidence={**each.evidence, "replayed_gain_ns": gain})
+    if each.id == "blocking_calls" and gain < NEXT_TO_NOTHING * (each.loss_ns or 0):
+        others = [one for one in each.assumed if AVOIDED not in one]
+        return replace(each, assumed=[*others, UNCONFIRMED], evidence={**each.evidence, "replayed_gain_ns": gain})
     kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
     if each.id == "blocking_calls" and gain < FAR_LESS * (each.loss_ns or 0):
         kept.append(SLOW_STILL)

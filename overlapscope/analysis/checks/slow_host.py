@@ -26,7 +26,6 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
-SLOW_HOST: Final = "slow_host"
 SLOW: Final = 2.0
 """A host is slow from so many times as long as its peers. A choice: equal hosts differed by up to 1.1 times."""
 MOST: Final = 2 / 3
@@ -70,21 +69,50 @@ class _Slow(msgspec.Struct, frozen=True, kw_only=True):
     others_ahead_ns: float
 
 
+class HostTimes:
+    """How many times as long as the median of the others each name takes a rank, for the names that all ranks have."""
+
+    def __init__(self, taken_ns: Mapping[int, Mapping[str, float]]) -> None:
+        self._names = sorted(set.intersection(*map(set, taken_ns.values()))) if taken_ns else []
+        self._of_rank = {rank: np.array([own[name] for name in self._names]) for rank, own in taken_ns.items()}
+        every = np.stack([*self._of_rank.values()]) if taken_ns else np.zeros((0, 0))
+        self._sorted = np.sort(every, axis=0)  # (ranks, names)
+
+    def times(self, rank: int) -> dict[str, float]:
+        """Return it by name, but for names that take the others no time."""
+        own, others = self._of_rank[rank], len(self._sorted) - 1
+        if others < 1 or not own.size:
+            return {}
+        places = (self._sorted < own).sum(axis=0)  # without one value at or before it, the others move down by one
+        low, high = (
+            np.take_along_axis(self._sorted, np.where(at < places, at, at + 1)[None], axis=0)[0]
+            for at in (np.full(own.size, (others - 1) // 2), np.full(own.size, others // 2))
+        )
+        usual = (low + high) / 2
+        return {
+            name: float(one / ns)
+            for name, one, ns in zip(self._names, own.tolist(), usual.tolist(), strict=True)
+            if ns > 0
+        }
+
+
 def slow_host(run: Run) -> list[Finding]:
     """Return at most one finding: the hosts that take SLOW times as long as the median of the others for the same
-    calls and operations, hardly wait for their devices, and are far less ahead of these than the others."""
+    calls, and for the same operations where they were recorded, hardly wait for their devices, and are far less ahead
+    of these than the others."""
     ahead_ns = {rank: ns for rank, each in run.ranks.items() if (ns := _ahead_ns(each)) is not None}
     near = [rank for rank, ns in ahead_ns.items() if ns <= max(AHEAD * _others(rank, ahead_ns), AT_ONCE_NS)]
     if not near or len(ahead_ns) == 1:
         return []
     hosts = {rank: own for rank in ahead_ns if (own := _host(run.ranks[rank])) is not None}
-    slow = {rank: call for rank in near if rank in hosts and (call := _slow_call(rank, hosts)) is not None}
+    calls = HostTimes({rank: own.calls_ns for rank, own in hosts.items()})
+    slow = {rank: call for rank in near if rank in hosts and (call := _slow_call(rank, hosts, calls)) is not None}
     if not slow:
         return []
-    operations = {rank: _operations(run.ranks[rank]) for rank in hosts}
+    operations = HostTimes({rank: _operations(run.ranks[rank]) for rank in hosts})
     stacks = {size(select_host_spans(run.ranks[rank].host, (PYTHON,))) > 0 for rank in hosts}
     alike = len(stacks) == 1  # a profiler that records stacks slows its host down itself
-    slow = {rank: call for rank, call in slow.items() if alike and _is_slow(_times(rank, operations), fewest=0)}
+    slow = {rank: call for rank, call in slow.items() if alike and _is_slow(operations.times(rank), fewest=0)}
     others = [*hosts.keys() - slow.keys()]
     if not slow or not others:
         return []
@@ -93,7 +121,7 @@ def slow_host(run: Run) -> list[Finding]:
 
 def slow_hosts(findings: Iterable[Finding]) -> Finding | None:
     """Return the finding that names slow hosts, if there is one."""
-    return next((each for each in findings if each.id == SLOW_HOST), None)
+    return next((each for each in findings if each.id == "slow_host"), None)
 
 
 def _others(rank: int, values: Mapping[int, float]) -> float:
@@ -154,24 +182,16 @@ def _blocks(calls: HostSpans, correlation: Ints, end_ns: Ints) -> bool:
     return bool(own.any() and np.mean(calls.end_ns[order][at[own]] >= end_ns[own]) > 1 / 2)
 
 
-def _times(rank: int, taken_ns: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return, for each name that all ranks have, how many times as long as the median of the others it takes a rank."""
-    names = set.intersection(*map(set, taken_ns.values()))
-    usual = {name: _others(rank, {each: own[name] for each, own in taken_ns.items()}) for name in sorted(names)}
-    return {name: taken_ns[rank][name] / ns for name, ns in usual.items() if ns > 0}
-
-
 def _is_slow(times: Mapping[str, float], fewest: int) -> bool:
     """Return whether a host is slow in most names, of which there are enough."""
     return len(times) >= fewest and sum(each >= SLOW for each in times.values()) >= MOST * len(times)
 
 
-def _slow_call(rank: int, hosts: Mapping[int, _Host]) -> str | None:
+def _slow_call(rank: int, hosts: Mapping[int, _Host], calls: HostTimes) -> str | None:
     """Return the call that a slow host spends most in, of those for which it is slow; None where the host is not slow
     by its calls, or waits, or its launches wait for the device."""
     own = hosts[rank]
-    times = _times(rank, {each: found.calls_ns for each, found in hosts.items()}) if len(hosts) > 1 else {}
-    if own.blocks or own.waits > WAITS or not _is_slow(times, FEWEST_NAMES):
+    if own.blocks or own.waits > WAITS or len(hosts) == 1 or not _is_slow(times := calls.times(rank), FEWEST_NAMES):
         return None
     return max((name for name in times if times[name] >= SLOW), key=lambda name: own.counts[name] * own.calls_ns[name])
 
@@ -182,8 +202,8 @@ def _slow(
     """Return how slow a host is in a call beside those of the ranks that are not slow."""
     own_ns, others_ns = hosts[rank].calls_ns[call], median(hosts[other].calls_ns[call] for other in others)
     return _Slow(
-        times=own_ns / others_ns, call=call, call_ns=own_ns, others_call_ns=others_ns, waits=hosts[rank].waits,
-        ahead_ns=ahead_ns[rank], others_ahead_ns=median(ahead_ns[other] for other in others),
+        times=own_ns / max(others_ns, 1.0), call=call, call_ns=own_ns, others_call_ns=others_ns,
+        waits=hosts[rank].waits, ahead_ns=ahead_ns[rank], others_ahead_ns=median(ahead_ns[other] for other in others),
     )  # fmt: skip
 
 
@@ -203,7 +223,7 @@ def _finding(run: Run, found: Mapping[int, _Slow]) -> Finding:
     waits = f"{'' if one else 'at most '}{100 * max(each.waits for each in found.values()):.1f} %"
     unseen = f", or a rank of {its} that was not recorded," if run.missing_ranks else ""
     return Finding(
-        id=SLOW_HOST,
+        id="slow_host",
         severity="warning",
         title=f"the {host} of {rank_list(ranks)}{where} {takes} {worst.times:.1f} times as long as the others for the "
         f"same calls ({worst.call} {worst.call_ns / 1e3:.2f} us, on the others {worst.others_call_ns / 1e3:.2f} us), "

@@ -4,7 +4,6 @@ All definitions are in docs/definitions.md. Amounts (tokens, samples, model FLOP
 by `scope.step`, stated by a training log, or passed as options, in this order.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps
+from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.timeline.columns import NONE, Floats, size
 from overlapscope.timeline.facts import Facts
@@ -118,7 +117,7 @@ def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
 def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
     """Return what the run itself states; `alone` holds the figures of each rank."""
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
-    steps = _of_the_same_ranks(complete_steps({
+    steps = of_the_same_ranks(complete_steps({
         rank: [
             (at.step, at.complete and at.window is not None, (at, its))
             for at, its in zip(own.windows, own.figures[1:], strict=True)
@@ -233,12 +232,6 @@ def _why_no_peak(found: Throughput, dtype: str | None) -> str:
     if dtype is None:
         return "the data type of the matrix products is not known; pass --dtype, or --peak-tflops"
     return f"no published peak is listed for {found.device} and {dtype}; pass --peak-tflops"
-
-
-def _of_the_same_ranks(steps: Sequence[dict[int, T]]) -> list[dict[int, T]]:
-    """Return the steps that the same ranks completed: of several such sets of ranks, that with the most steps."""
-    members = Counter(frozenset(step) for step in steps).most_common(1)
-    return [step for step in steps if frozenset(step) == members[0][0]]
 
 
 def _time_of(windows: Sequence[StepWindow]) -> int:

@@ -28,7 +28,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline
 
 PIPELINE: Final = "pipeline"
@@ -118,7 +118,7 @@ def _met_before_step(
     if not timeline.has_device or rows.size == 0:
         return np.full(rows.size, NONE, np.int64)
     timed = (calls.start_ns != NONE) & (calls.step != NONE)
-    _, steps = np.unique(np.array([calls.recording, calls.step]), axis=1, return_inverse=True)
+    steps, _ = factorize_rows([calls.recording, calls.step])
     began = np.full(calls.op.size, np.iinfo(np.int64).max)
     np.minimum.at(began, steps[timed], calls.start_ns[timed])
     met = last_met(timeline, cover, rows, began[steps[rows]], others, members, meets)

@@ -14,7 +14,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
 from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
 from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, recording_figures, step_figures
-from overlapscope.analysis.per_rank.steps import complete_steps
+from overlapscope.analysis.per_rank.steps import complete_steps, of_the_same_ranks
 from overlapscope.timeline.columns import NONE, Flags, Ints
 
 StepsBy = Literal["job_step", "longest_window"]
@@ -219,10 +219,10 @@ def _pace_ns(table: StepFigures) -> int | None:
 
 def _causes_cut(ranks: Mapping[int, RankWindows]) -> list[int]:
     """Return the numbers of the steps whose causes are others as no step follows them."""
-    steps = complete_steps({
+    steps = of_the_same_ranks(complete_steps({
         rank: [(at.step, at.complete and at.window is not None, (at, its)) for at, its in own.steps]
         for rank, own in ranks.items()
-    })  # fmt: skip
+    }))  # fmt: skip
     every = {rank: [at for at, _ in own.steps] for rank, own in ranks.items()}
     return sorted({next(iter(steps[at].values()))[0].step for at in causes_cut(steps, every)})
 

@@ -109,7 +109,8 @@ def slow_steps(took_ns: Floats) -> Flags | None:
 def returns(slow: Flags) -> bool:
     """Return whether the slow steps come again in a fixed number of steps, as those of another kind do."""
     return any(
-        bool(slow[period:].any()) and bool((slow[period:] == slow[:-period]).all()) for period in range(2, slow.size)
+        bool(slow[period:].any()) and bool((slow[period:] == slow[:-period]).all())
+        for period in range(2, slow.size // 2 + 1)
     )
 
 
@@ -123,7 +124,8 @@ def _calls(timeline: RankTimeline, steps: Sequence[int]) -> tuple[list[Kind], In
     calls, order = timeline.collectives, np.array(steps, np.int64)
     rows = np.flatnonzero(np.isin(calls.step, order) & (calls.start_ns != NONE) & (calls.end_ns != NONE))
     kind, first = factorize_rows([calls.op[rows], calls.bytes[rows]])
-    at = kind * order.size + (calls.step[rows][:, None] == order).argmax(axis=1)
+    by_step = np.argsort(order)
+    at = kind * order.size + by_step[np.searchsorted(order[by_step], calls.step[rows])]
     cells = first.size, order.size
     counts = np.bincount(at, minlength=first.size * order.size).reshape(cells)
     lasted = sum_by(at, calls.end_ns[rows] - calls.start_ns[rows], first.size * order.size).reshape(cells)

@@ -64,6 +64,12 @@ def complete_steps(steps: Mapping[int, Sequence[tuple[int, bool, T]]]) -> list[d
     return [columns[key] for key in sorted(columns) if len(columns[key]) == most]
 
 
+def of_the_same_ranks(steps: Sequence[dict[int, T]]) -> list[dict[int, T]]:
+    """Return the steps that the same ranks completed: of several such sets of ranks, that with the most steps."""
+    members = Counter(frozenset(step) for step in steps).most_common(1)
+    return [step for step in steps if members and frozenset(step) == members[0][0]]
+
+
 def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:
     """Yield the windows of a run without device spans, where the annotation itself is the window."""
     steps, spans = timeline.steps, timeline.spans

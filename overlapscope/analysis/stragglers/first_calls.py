@@ -88,17 +88,20 @@ def _who(found: Mapping[int, _Begin]) -> str:
 def _begin(timeline: RankTimeline, step_ns: float) -> _Begin | None:
     """Return the silence as a rank's first recorded step begins; None where a call, a range or work of the device comes
     soon, the mark began before the recording, or is no longer than the others."""
-    steps, host, spans = timeline.steps, timeline.host, timeline.spans
+    steps, spans = timeline.steps, timeline.spans
     order = sort_order(steps.start_ns)
-    if order.size < 1 + FEWEST_OTHERS or not spans.start_ns.size or not host.start_ns.size:
+    if order.size < 1 + FEWEST_OTHERS or not spans.start_ns.size:
         return None
     first, others = order[0], order[1:]
     start_ns, lengths = int(steps.start_ns[first]), steps.end_ns - steps.start_ns
+    if steps.cut[first] or lengths[first] - np.median(lengths[others]) < LONG_PAUSE_NS:
+        return None  # most end here, before their host events are read
+    host = timeline.host
     calls = host.start_ns[host.kind != ANNOTATION]
     ranges = timeline.annotations.start_ns[~np.isin(timeline.annotations.start_ns, steps.start_ns)]
     ranges = ranges[ranges >= start_ns]
     until_ns = min(int(each.min(initial=_FAR)) for each in (calls, ranges, spans.start_ns))
-    if steps.cut[first] or start_ns < timeline.recordings.start_ns.min() or until_ns < start_ns:
+    if not calls.size or start_ns < timeline.recordings.start_ns.min() or until_ns < start_ns:
         return None
     found = _Begin(
         step=int(steps.step[first]),

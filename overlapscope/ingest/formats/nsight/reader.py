@@ -224,8 +224,8 @@ def _zero_ns(info: Mapping[str, list[str]], begin_ns: int, end_ns: int) -> int:
 
 
 def _only_time(info: Mapping[str, list[str]], name: str) -> int | None:
-    """Return the one time of this name; None where there are none or several, or it is out of range."""
-    times = {int(text) for text in info.get(name, ())}
+    """Return the one whole time of this name; None where there are none or several, or it is out of range."""
+    times = {int(text) for text in info.get(name, ()) if text.isdecimal()}
     return time if len(times) == 1 and 0 < (time := times.pop()) < np.iinfo(np.int64).max // 4 else None
 
 

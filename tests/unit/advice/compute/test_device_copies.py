@@ -40,7 +40,10 @@ def test_copies_are_named_with_their_operation_and_what_they_save_at_most(host_o
     advised = found(copying(host_op=host_op, inside=inside))
     assert advised is not None
     op = inside if host_op == "aten::copy_" else host_op
-    assert advised.title == f"Copy less on the device: 1 copies a step take 0.06 ms of 1 ms (6.0 %), below {op}"
+    assert (
+        advised.title
+        == f"Copy less on the device: 1 copies a step take 0.06 ms of a 1 ms step (6.0 %), launched in {op}"
+    )
     # With the gap before it.
     assert (advised.gain_high_ns, advised.loss_ns, advised.verdict) == (62 * US, None, "look")
     assert advised.shown_by is not None

@@ -1,8 +1,11 @@
 """A host that takes several times as long as its peers for the same calls, and does not get ahead of its device."""
 
-import pytest
+from statistics import median
 
-from overlapscope.analysis.checks.slow_host import slow_host
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.checks.slow_host import HostTimes, slow_host
 from overlapscope.timeline.columns import COMPUTE, OPERATION, PYTHON, RUNTIME
 from overlapscope.timeline.run import Run
 from tests.support.rank_rows import Row, rank_timeline
@@ -95,6 +98,24 @@ def test_of_several_slow_hosts_it_is_said_how_far_each_is_ahead_beside_those_tha
 )
 def test_nothing_is_said_of_a_host_that_is_not_slow_or_is_waited_for_by_nobody(run: Run) -> None:
     assert slow_host(run) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_a_host_is_held_against_the_median_of_the_others(ranks: int) -> None:
+    taken = {rank: {"a": float(7 * rank % 5 + rank), "b": 2.0, "c": 0.0} for rank in range(ranks)}
+    taken[0]["only here"] = 1.0
+    compared = HostTimes(taken)
+    for rank, own in taken.items():
+        others = {name: median(taken[other][name] for other in taken if other != rank) for name in "abc"}
+        assert compared.times(rank) == pytest.approx({name: own[name] / ns for name, ns in others.items() if ns})
+    assert HostTimes({0: {"a": 1.0}}).times(0) == {}
+
+
+def test_calls_that_take_the_others_no_time_are_no_division_by_nothing() -> None:
+    """Two of three hosts take 50 us for a call that takes the third none, by its clock."""
+    run = run_of(seen=3)
+    quick = run_of(launch_us=0, ahead_us=4_000, waits_us=5_000).ranks[SLOW]
+    assert slow_host(replace(run, ranks={0: run.ranks[SLOW], 1: run.ranks[SLOW], 2: quick})) is not None
 
 
 def test_one_rank_alone_is_compared_with_none() -> None:
