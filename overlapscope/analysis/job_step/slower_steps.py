@@ -108,10 +108,8 @@ def slow_steps(took_ns: Floats) -> Flags | None:
 
 def returns(slow: Flags) -> bool:
     """Return whether the slow steps come again in a fixed number of steps, as those of another kind do."""
-    return any(
-        bool(slow[period:].any()) and bool((slow[period:] == slow[:-period]).all())
-        for period in range(2, slow.size // 2 + 1)
-    )
+    periods = range(2, slow.size - 1)  # a single step that fits shows no period
+    return any(bool(slow[each:].any()) and bool((slow[each:] == slow[:-each]).all()) for each in periods)
 
 
 def _median(steps: Sequence[StepOfJob], fields: Sequence[str]) -> float:

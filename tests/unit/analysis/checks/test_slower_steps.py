@@ -101,7 +101,15 @@ def test_slow_steps_are_few_alike_and_far_from_the_others(took: Sequence[float],
 
 @pytest.mark.parametrize(
     ("flags", "regular"),
-    [("01100", False), ("00011", False), ("01001000", False), ("010010", True), ("0110011", True), ("10101", True)],
+    [
+        ("01100", False),
+        ("00011", False),
+        ("01001000", False),
+        ("010010", True),
+        ("0110011", True),
+        ("10101", True),
+        ("100001", False),
+    ],
 )
 def test_steps_that_come_again_in_a_fixed_number_of_steps_are_known(flags: str, *, regular: bool) -> None:
     assert returns(np.array([each == "1" for each in flags])) == regular
