@@ -265,7 +265,8 @@ def _spoken(
 def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str | None:
     """Return why the calls of two ranks cannot be the same messages; None where they can."""
     if sent.size != got.size:
-        return f"{sent.size} sends and {got.size} receives were recorded: cut or sampled, and not paired"
+        why = ": cut or sampled, and" if sent.size and got.size else ","
+        return f"{sent.size} sends and {got.size} receives were recorded{why} not paired"
     ours, theirs = run.ranks[way.sender].collectives, run.ranks[way.receiver].collectives
     a, b = ours.bytes[sent], theirs.bytes[got]
     if ((a != b) & (a != NONE) & (b != NONE)).any():
