@@ -173,6 +173,7 @@ def test_every_sentence_of_a_pair_is_said_of_some_run(sound: Output) -> None:
     made = [
         Job(layout=Layout()),
         Job(layout=Layout(dp=4), fault=Fault(culprits=(0,), stall_ns=40 * MS, stall_at=0.2)),
+        Job(layout=Layout(dp=4), fault=Fault(culprits=(0,), work_factor=3.0)),
         Job(layout=Layout(dp=2), recorded=(0,)),
     ]
     real = ["gloo_torch2.13", "kineto/sampled_pair", "kineto/a100_rank3of8_six_steps.json.gz", "kineto/megatron_tp8",

@@ -196,14 +196,16 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
         label="device drained by a wait of the host",
         description="the host launched again after such a call had emptied the device, until it led by as much again "
         "or waited again, for at most as long as the call had waited, but for pauses of 3 ms or more that take longer: "
-        "what removing it saves",
+        "what removing it saves. With it counts the latency of the first launch after the wait, up to 20 µs, unless a "
+        "pause that outlasts the wait comes before it; and, up to 50 µs, the host's way to a copy to the host that it "
+        "waits for at once, with that copy's launch latency: the copy is made for the wait",
         colour="waiting",
         pattern="/",
     ),
     "launch_latency": Cause(
         label="launch latency",
         on_cpu="until a thread of the host began",
-        description="from the launch until the device began",
+        description="from the launch until the device began, but for what is `drained`",
         colour="launch",
         pattern="/",
     ),
