@@ -131,10 +131,11 @@ def _others(rank: int, values: Mapping[int, float]) -> float:
 
 def _ahead_ns(timeline: RankTimeline) -> float | None:
     """Return how long before their starts kernels were launched, in the median; None without host events of a trace."""
+    if not timeline.has_device or timeline.basis != "trace" or timeline.host_is_lost or not timeline.has_host_events:
+        return None
     spans = timeline.spans
     linked = (spans.kind == COMPUTE) & (spans.launch_ns != NONE)
-    known = timeline.has_device and timeline.basis == "trace" and not timeline.host_is_lost and timeline.has_host_events
-    return float(np.median(spans.start_ns[linked] - spans.launch_ns[linked])) if known and linked.any() else None
+    return float(np.median(spans.start_ns[linked] - spans.launch_ns[linked])) if linked.any() else None
 
 
 def _host(timeline: RankTimeline) -> _Host | None:

@@ -100,9 +100,11 @@ def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline]) -> 
     ranks = steps[0].keys()
     idle_ns = max(sum(step[rank][1].idle_ns or 0 for rank in ranks) for step in steps) / len(ranks)
     mean_ns = sum(step[rank][1].window_ns or 0 for step in steps for rank in ranks) / len(ranks) / len(steps)
-    quiet_ns = sum(_quiet_before_ns(timelines[rank], at) for rank, (at, _) in steps[0].items()) / len(ranks)
-    if quiet_ns - idle_ns < max(LEAST_NS, OF_STEP * mean_ns):
-        return None
+    least_ns = idle_ns + max(LEAST_NS, OF_STEP * mean_ns)
+    for looked_at in (_before_window_ns, _quiet_before_ns):  # most end at the first, for which no spans are read
+        quiet_ns = sum(looked_at(timelines[rank], at) for rank, (at, _) in steps[0].items()) / len(ranks)
+        if quiet_ns < least_ns:
+            return None
     return Lead(step=next(iter(steps[0].values()))[0].step, quiet_ns=round(quiet_ns))
 
 
@@ -121,6 +123,12 @@ def _is_followed(at: StepWindow, begins: set[tuple[int, int]]) -> bool:
 
 def _without_compute_ns(step: Windows) -> int:
     return sum((its.window_ns or 0) - (its.compute_ns or 0) for _, its in step.values())
+
+
+def _before_window_ns(timeline: RankTimeline, at: StepWindow) -> int:
+    """Return the time from the begin of a step's mark to that of its window."""
+    begun = timeline.steps.start_ns[(timeline.steps.recording == at.recording) & (timeline.steps.step == at.step)]
+    return max((at.window or (0, 0))[0] - int(begun[-1]), 0) if begun.size else 0
 
 
 def _quiet_before_ns(timeline: RankTimeline, at: StepWindow) -> int:

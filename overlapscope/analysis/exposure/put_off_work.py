@@ -78,12 +78,13 @@ def _idled(did: Mapping[str, Ints]) -> Ints:
     return did["recorded"] - did["computed"] - did["communicated"] - did["copied"]
 
 
-def _recorded(timeline: RankTimeline) -> BusyTime:
+def _recorded(cover: Coverage) -> BusyTime:
     """Return from its first span to its last one, when it is known what a rank did."""
-    start_ns, end_ns = timeline.spans.start_ns, timeline.spans.end_ns
-    if start_ns.size == 0:
+    every = [each for each in (cover.comm, cover.compute, cover.copy) if each.starts.size]
+    if not every:
         return BusyTime(EMPTY)
-    return BusyTime(Intervals(start_ns.min(keepdims=True), end_ns.max(keepdims=True)))
+    begin, end = min(each.starts[0] for each in every), max(each.ends[-1] for each in every)
+    return BusyTime(Intervals(np.array([begin]), np.array([end])))
 
 
 def _launched(cover: Coverage, parts: OwnParts) -> Coverage:
@@ -93,7 +94,7 @@ def _launched(cover: Coverage, parts: OwnParts) -> Coverage:
 
 
 _ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, OwnParts], Activity]]] = {
-    "recorded": lambda timeline, _, __: _recorded(timeline),
+    "recorded": lambda _, cover, __: _recorded(cover),
     "computed": lambda timeline, cover, _: computing(timeline, cover),
     "communicated": lambda _, cover, parts: communicating(_launched(cover, parts)),
     "copied": lambda _, cover, __: copying(cover),
