@@ -19,13 +19,13 @@ from overlapscope.advice.calls.sixteen_bit_exchange import sixteen_bit_exchange
 from overlapscope.advice.calls.sixteen_bit_gradients import sixteen_bit_gradients
 from overlapscope.advice.calls.small_collectives import small_collectives
 from overlapscope.advice.communication_copies import communication_copies
-from overlapscope.advice.compute.blocking_launches import blocking_launches
 from overlapscope.advice.compute.device_copies import device_copies
 from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.compute.sampling_sort import sampling_sort
 from overlapscope.advice.compute.unfused_elementwise import compute_words, unfused_elementwise
 from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.hosts.blocking_launches import blocking_launches
 from overlapscope.advice.hosts.host_paced import host_paced
 from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind

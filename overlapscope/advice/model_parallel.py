@@ -65,7 +65,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         id="tensor_parallel",
         title=f"{'Shorten or avoid' if serves else _overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
-        f"{', each of a whole activation' if whole else ''}{waits_unseen(given)}",
+        f"{', each of a whole activation' if whole else ''}{_waits_unseen(given)}",
         at_most_ns=at_most,
         apply=_serving(given, rows) if serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
@@ -74,7 +74,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     )
 
 
-def waits_unseen(given: RuleInput) -> str:
+def _waits_unseen(given: RuleInput) -> str:
     """Return the end of a title that says how much of exposed communication is waiting for ranks that were not
     recorded, at least, or other traffic; empty where all were, or it is little."""
     longer_ns = longer_ns_of(given.analysis)
@@ -150,7 +150,7 @@ def _serving(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, str]:
     are exposed for long enough."""
     reduces = [row for row in rows if row.op == "all_reduce"]
     small = [row for row in reduces if row.bytes is None or row.bytes < CUSTOM_BYTES]
-    custom = "vllm serve ...  # without --disable-custom-all-reduce, which takes calls under 8 MiB off NCCL\n"
+    custom = "vllm serve ...  # without --disable-custom-all-reduce, which handles calls below 8 MiB without NCCL\n"
     fewer = "# fewer devices a replica where the model fits: more replicas, less communication"
     return {"serving": (custom if given.is_worth(given.exposed_ns(small)) else "") + fewer}
 
@@ -174,7 +174,7 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         id="expert_parallel",
         title=f"{_overlap(exposed, ran)} the exchange between experts: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}"
-        f"{waits_unseen(given)}",
+        f"{_waits_unseen(given)}",
         at_most_ns=at_most,
         apply={"serving": TWO_BATCHES + (f"\n{BY_LOAD}" if uneven else "")}
         if given.job.serves

@@ -13,7 +13,9 @@ from overlapscope.advice.losses.largest_loss import (
     launches_ns,
     longer_beside_launches_ns,
     slow_transfers_ns,
+    straggler_of,
 )
+from overlapscope.advice.rule_input import gain_ns, per_step
 from overlapscope.advice.shared_cores import comes_first
 from overlapscope.analysis.result import Analysis, Recommendation
 
@@ -46,12 +48,12 @@ says what to change, and what is left of them is the schedule's. A choice."""
 def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, int]:
     """Return what the order of losses counts more, or less, of a step for each recommendation, in ns.
 
-    Exposed communication that lack of cores may explain is one of cores; waiting for several ranks in turn, of which
-    some stand still, is one of these. On devices, what calls take longer than their like is none of the recorded ranks,
-    where launches cost more than the rest; what the excess of a straggler costs is of that rank, and the next compute
-    that was not launched yet of launches. A host that takes longer for the same calls may be why anything is exposed
-    or idle. A straggler for whom most of the time in collectives is waited stands before
-    what would change these.
+    Without devices: exposed communication that lack of cores may explain counts for cores; waiting for several ranks in
+    turn, of which some stand still, counts for these. On devices exposed communication counts less by what calls take
+    longer than their like, where launches cost more than the rest; by what the excess of a straggler costs; by gaps
+    between kernels and compute that was not launched yet; and by waits between stages that evening them out addresses.
+    A slow host counts all exposed and idle time, as it may be why; a slow link what it costs in the mean of all steps;
+    a straggler for whom most of the time in collectives is waited more than what would change these.
     """
     if not analysis.run.has_device:
         return _moved_to_cores(found, analysis) | _moved_to_still(found)
@@ -61,7 +63,6 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
     of_others = longer_beside_launches_ns(analysis, (named and named.loss_ns) or 0) + round(max(late_ns, 0))
     of_others += max(launches_ns(found, analysis), gaps_ns(analysis)) + _of_uneven_stages(found, analysis, steps)
     moved = {"exposed_communication": -of_others} if of_others else {}
-    # It may be why anything of a step is exposed or idle.
     moved |= {each.id: not_computed_ns(analysis) for each in found if each.id == "slow_host"}
     return moved | _moved_to_straggler(found, steps) | _moved_to_link(found, analysis, steps)
 
@@ -69,23 +70,23 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
 def _of_uneven_stages(found: Sequence[Recommendation], analysis: Analysis, steps: int) -> int:
     """Return the waits between stages of a pipeline where evening these out addresses enough of them."""
     waits_ns = analysis.headline.causes.get("pipeline", 0)
-    uneven_ns = sum(_per_step(each, _weight_ns(each), steps) for each in found if each.id == "uneven_stages")
+    uneven_ns = sum(per_step(each, _weight_ns(each), steps) for each in found if each.id == "uneven_stages")
     return waits_ns if uneven_ns and uneven_ns >= OF_PIPELINE * waits_ns else 0
 
 
 def _moved_to_link(found: Sequence[Recommendation], analysis: Analysis, steps: int) -> dict[str, int]:
     """Return what a slow link costs in the mean of all steps, where that is more than a median holds."""
     link = next((each for each in found if each.id == "repair_link"), None)
-    ns = 0 if link is None else round(slow_transfers_ns(analysis) - _per_step(link, _weight_ns(link), steps))
+    ns = 0 if link is None else round(slow_transfers_ns(analysis) - per_step(link, _weight_ns(link), steps))
     return {"repair_link": ns} if ns > 0 else {}
 
 
 def _moved_to_straggler(found: Sequence[Recommendation], steps: int) -> dict[str, int]:
-    late = next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
+    late = straggler_of(found)
     if late is None or late.evidence["waited_ns"] < DOMINATES * late.evidence["collective_ns"]:
         return {}
-    most = max((_per_step(each, _weight_ns(each), steps) for each in found if each.id in OF_COMMUNICATION), default=0)
-    ns = round(most - _per_step(late, _weight_ns(late), steps)) + 1
+    most = max((per_step(each, _weight_ns(each), steps) for each in found if each.id in OF_COMMUNICATION), default=0)
+    ns = round(most - per_step(late, _weight_ns(late), steps)) + 1
     return {"late_rank": ns} if ns > 0 else {}
 
 
@@ -116,33 +117,25 @@ def ranked(
     `steps` divides the figures of those that are of the whole recording; `moved` counts more, or less, of a step for
     some (`moved_ns`). A pause that is longer than the wait for cores comes before them: no scheduler makes it.
     """
-    cores_ns = max((_per_step(each, each.loss_ns, steps) for each in found if comes_first(each)), default=None)
+    cores_ns = max((per_step(each, each.loss_ns, steps) for each in found if comes_first(each)), default=None)
 
     def place(each: Recommendation) -> int:
-        if each.id == "pausing_host" and cores_ns is not None and _per_step(each, each.loss_ns, steps) > cores_ns:
+        if each.id == "pausing_host" and cores_ns is not None and per_step(each, each.loss_ns, steps) > cores_ns:
             return 0
         return 1 if comes_first(each) else 2
 
     def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
-        gain = _gain_ns(each)
-        by_loss = -_per_step(each, _weight_ns(each), steps) - (moved or {}).get(each.id, 0)
+        gain = gain_ns(each)
+        by_loss = -per_step(each, _weight_ns(each), steps) - (moved or {}).get(each.id, 0)
         unbounded = each.id == TRIAL_OF_COMPUTE and gain is None
         is_kept = each.verdict == "no_change"
-        return unbounded, each.changes_numerics, is_kept, place(each), by_loss, -_per_step(each, gain, steps)
+        return unbounded, each.changes_numerics, is_kept, place(each), by_loss, -per_step(each, gain, steps)
 
     return sorted(found, key=key)
-
-
-def _gain_ns(each: Recommendation) -> float | None:
-    return each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
 
 
 def _weight_ns(each: Recommendation) -> float:
     """Return the loss that it addresses, or its gain where no loss is known or the gain is more; of a bound that no
     replay confirms and complete overlap alone would reach, `OF_BOUND`."""
     share = OF_BOUND if each.id in BY_OVERLAP and each.predicted_gain_ns is None else 1.0
-    return max(share * ((_gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)
-
-
-def _per_step(each: Recommendation, ns: float | None, steps: int) -> float:
-    return (ns or 0) / (max(steps, 1) if each.per == "recording" else 1)
+    return max(share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)

@@ -18,9 +18,9 @@ from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.per_rank.host_work import host_work
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
+from overlapscope.analysis.stragglers.host_work import host_work
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
@@ -305,6 +305,16 @@ def recommended(
         measured=measured,
         assumed=assumed,
     )
+
+
+def gain_ns(each: Recommendation) -> float | None:
+    """Return what a recommendation is predicted to gain, else at most; None where neither is known."""
+    return each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+
+
+def per_step(each: Recommendation, ns: float | None, steps: int) -> float:
+    """Return a figure of a recommendation in ns a step: one of the whole recording is divided by its steps."""
+    return (ns or 0) / (max(steps, 1) if each.per == "recording" else 1)
 
 
 def ms(ns: float) -> str:

@@ -194,7 +194,7 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
 
 def _instead(given: RuleInput, used: Sequence[str]) -> dict[str, str]:
     """Return what may keep calls of devices from overlapping, as far as their launches show it."""
-    shapes = [_launches(timeline, given.step_ns) for timeline, _ in given.some_at_hand()]
+    shapes = [launches_of(timeline, given.step_ns) for timeline, _ in given.some_at_hand()]
     found: dict[str, str] = {}
     together = [each.together for each in shapes if each.together is not None]
     if "ddp" in used:
@@ -224,7 +224,8 @@ class _Launches(msgspec.Struct, frozen=True, kw_only=True):
     known."""
 
 
-def _launches(timeline: RankTimeline, step_ns: int) -> _Launches:
+def launches_of(timeline: RankTimeline, step_ns: int) -> _Launches:
+    """Return what the launches of a rank show of why its communication overlaps nothing, in steps of this length."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.launch_ns != NONE) & np.isin(spans.kind, (COMPUTE, COMM)))
     rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]

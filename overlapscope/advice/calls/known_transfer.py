@@ -1,4 +1,4 @@
-"""What shows that calls transfer which could not be split into waiting and transfer, as members may be missing."""
+"""Find evidence that exposed time is transfer, where calls could not be split into waiting and transfer."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -20,7 +20,7 @@ WORDS: Final[Mapping[Transfer, str]] = {
     "in_rows": " (very probably transfer)",
 }
 """What follows the cause of such calls."""
-DIRECTLY_NS: Final = 10_000
+AT_ONCE_NS: Final = 10_000
 """A call follows directly upon the one before it in its group if it begins no later. A choice: NCCL's kernels begin a
 few microseconds apart on a stream."""
 FEWEST: Final = 10
@@ -65,7 +65,7 @@ def follow_directly(given: RuleInput) -> bool:
         own = own[sort_order(calls.group[own], calls.start_ns[own])]
         start, end, group = calls.start_ns[own], calls.end_ns[own], calls.group[own]
         gap = start[1:] - end[:-1]
-        own = own[1:][(group[1:] == group[:-1]) & (gap >= 0) & (gap <= DIRECTLY_NS)]
+        own = own[1:][(group[1:] == group[:-1]) & (gap >= 0) & (gap <= AT_ONCE_NS)]
         took = (calls.end_ns - calls.start_ns)[own]
         kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.dtype[own], calls.bytes[own]])
         for rows in split_by(kind):

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.backward_prefetch import OF_FSDP
 from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
@@ -17,7 +18,6 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 OF_DDP: Final = ("all_reduce",)
-OF_FSDP: Final = ("all_gather", "reduce_scatter")
 SAVED_OF_FSDP: Final = ("reduce_scatter",)
 """What fewer reductions save: FSDP frees parameters after each backward, and gathers them again for the next pass."""
 NO_SYNC: Final = (

@@ -79,7 +79,7 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
         },
         measured=["calls, sizes, durations, and what of them is exposed"],
         assumed=[
-            "that they took no time" if serves else
+            "that they would take no time" if serves else
             "that all of them can be sent as one, which calls that depend on each other cannot",
             "that stalls, which are in what is exposed, could be saved with them",
             *(["durations include waiting for ranks that were not matched"] if _unmatched(small) else []),

@@ -1,1 +1,1 @@
-"""Rules about what a device computes: kernels that could be fused, copies, sorts, and launches that wait for each."""
+"""Rules about what a device computes: kernels that could be fused, copies, sorts, and what is computed twice."""

@@ -20,7 +20,7 @@ LEAST: Final = 0.05
 NAMED: Final = 0.1
 """Least share of the copying time for an operation to be named. A choice."""
 BOUND: Final = "the gain is an upper bound, of the rank that copies most"
-IN_STAGES: Final = "they cost the rank that copies most so much, and a step more, where one stage waits for another's"
+IN_STAGES: Final = "this is the time of the rank that copies most; a step may gain more, as stages wait for each other"
 GAP_NS: Final = 5_000
 """A copy also takes the gap before it, of so much at most: what is longer has other reasons. A choice: some times what
 lies between two kernels that were launched long before."""

@@ -87,8 +87,9 @@ def _recomputed(timeline: RankTimeline, steps: tuple[int, ...]) -> _Recomputed |
 
 
 def _forward_ns(start_ns: Ints, backward: Flags) -> float | None:
-    """Return how long the layers of a step take forward once, by how far the first ones are apart, from when attention
-    began, in order of time, and in which pass; None where nothing is recomputed.
+    """Return how long one forward pass of the layers of a step takes, in ns: the mean distance of its kernels of
+    attention, times their number; None where nothing is recomputed. `start_ns` and `backward` say when each kernel of
+    attention began, in order of time, and whether it is one of backward.
 
     Those before the first backward kernel are a forward pass and, at its end, the first that is recomputed: as many as
     follow that kernel.

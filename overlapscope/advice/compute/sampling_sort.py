@@ -1,4 +1,4 @@
-"""Rule: a server sorts the scores of all words of its vocabulary to sample the next one."""
+"""Rule: a server sorts the scores of all tokens of its vocabulary to sample the next one."""
 
 import re
 from typing import Final
@@ -25,7 +25,7 @@ OPS: Final = re.compile(r"^aten::(?:sort|argsort|topk|cumsum)$")
 OF_EXPERTS: Final = re.compile(r"moe|expert|gating|router|topk_?softmax", re.I)
 """In names of kernels and operations that choose experts, which is no sampling."""
 APPLY: Final = {
-    "serving": "# top_p over all words sorts them: set top_k as well and take these first, or sample greedily\n"
+    "serving": "# top_p over all tokens sorts them: set top_k as well and take these first, or sample greedily\n"
     "pip install flashinfer-python  # samplers that sort nothing; vLLM: export VLLM_USE_FLASHINFER_SAMPLER=1"
 }
 
@@ -50,7 +50,8 @@ def sampling_sort(given: RuleInput) -> Recommendation | None:
         evidence={"sorting_ns": round(mean), "kernels": each},
         measured=["the time of kernels that sort, by their names and operations: few beside all kernels"],
         assumed=[
-            "that they sample, and that needs no sort: the gain is an upper bound, of the rank that sorts longest"
+            "that these sorts are for sampling, which can do without: the gain is an upper bound, of the rank that "
+            "sorts longest"
         ],
     )
 

@@ -1,1 +1,1 @@
-"""What hosts delay by themselves: those that are slower than others, and those that launch all the time."""
+"""What hosts delay by themselves: slower ones, those that launch all the time, and launches that wait."""

@@ -32,7 +32,7 @@ def fewer_buckets(given: RuleInput, ranks: Collection[int]) -> dict[str, str]:
         return {}
     return {
         "ddp": f"DistributedDataParallel(model, bucket_cap_mb={CAP_MB})  # each of {calls} all-reduces a step takes "
-        f"this host {ms(call_ns)}: until it is as fast as the others, {left} take it about {ms(saved_ns)} less"
+        f"this host {ms(call_ns)}: {left} larger ones save it about {ms(saved_ns)}, while it is slow"
     }
 
 

@@ -43,7 +43,7 @@ def host_paced(given: RuleInput) -> Recommendation | None:
         ],
         assumed=[
             f"that {whose} are late because of their hosts",
-            "how much of the hosts' work is caused by the profiler, which slows them",
+            "that little of this work is caused by the profiler, which slows hosts",
         ],
     )
 

@@ -31,8 +31,8 @@ MORE_BATCHES: Final = (
 )
 FILLS: Final = "# by its schedule the pipeline fills and drains for {share} of a step, which more micro-batches shorten"
 COUNT_BATCHES: Final = (
-    "# count the micro-batches of a step: with few for its stages (less than four times as many) more of them, or "
-    "stages in turn (interleaved), shorten the time in which the pipeline fills and drains"
+    "# count the micro-batches of a step: if they are fewer than four times as many as the stages, more of them, or "
+    "interleaved stages, shorten the time in which the pipeline fills and drains"
 )
 BY_TURNS: Final = (
     "# no rank is late throughout: overlapscope explain RUN lists the longest waits; look at what differs from step to "

@@ -17,7 +17,7 @@ IN_PAUSES: Final = {
 OFF_HOST: Final = {
     "torch": "optimizer = torch.optim.AdamW(params, fused=True)  # on the device: its states take 8 bytes a parameter "
     "there, 12 with a copy of the weights in 32 bits, divided among the ranks that shard them",
-    "deepspeed": 'remove "offload_optimizer" of "zero_optimization"  # costs device memory as above\n'
+    "deepspeed": 'remove "offload_optimizer" from "zero_optimization"  # costs device memory as above\n'
     '"offload_optimizer": {"device": "cpu", "ratio": 0.5}  # ZeRO stage 3: the device updates the other half of the '
     "parameters, and holds their states",
 }
@@ -94,8 +94,8 @@ def _before_any_call(given: RuleInput, evidence: Mapping[str, Any]) -> Recommend
     return recommended(
         given,
         id="host_pauses",
-        title=f"Find what the host{'' if one else 's'} of {rank_list(ranks)} do{'es' * one} at the begin of step "
-        f"{step}: no call for {ms(evidence['paused_ns'])}, and the step's mark lasts {ms(most['mark_ns'])}, "
+        title=f"Find what the host{'' if one else 's'} of {rank_list(ranks)} do{'es' * one} as step "
+        f"{step} begins: no call for {ms(evidence['paused_ns'])}, and the step's mark lasts {ms(most['mark_ns'])}, "
         f"{ms(most['mark_ns'] - most['usual_mark_ns'])} more than others; perhaps the profiler starts",
         verdict="look",
         loss_ns=evidence["cost_ns"],

@@ -1,6 +1,6 @@
 """Rule: name the largest loss where no other rule does: exposed communication, or idle time of the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -9,7 +9,7 @@ from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, gain_ns, ms, per_step, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.job_step.headline import few_communicate
@@ -45,7 +45,7 @@ MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
 worth a figure that differs from the headline's."""
 NOT_LAUNCHED: Final = "host_not_ready"
-GAPS: Final = ("behind_compute", NOT_LAUNCHED)
+GAP_CAUSES: Final = ("behind_compute", NOT_LAUNCHED)
 """Causes of exposed time in which the next compute waited for other compute, or for its launch: the device idles."""
 FEW_GAPS: Final = 0.1
 """Below this share of idle time and gaps the gaps are not worth words of their own. A choice."""
@@ -97,8 +97,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
         return _slow_transfers(given, found, idle)
     is_late = any(each.id == "late_rank" for each in found)
     late = () if is_late else given.analysis.skew.stragglers
-    gain_ns = late_gain_ns(found, given.steps)
-    of_others = gain_ns + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
+    of_others = late_gain_ns(found, given.steps) + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
     # What others of `named` cost is a part of this loss.
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
     own = [ns for name, ns in lost if name in named and name != "late_rank"]
@@ -117,7 +116,7 @@ def gaps_ns(analysis: Analysis) -> int:
     its launch: no loss of communication, though some runs beside it; 0 where few steps communicate, as a median of
     causes then says nothing."""
     known = analysis.run.has_device and few_communicate(analysis.headline) is None
-    return sum(analysis.headline.causes.get(cause, 0) for cause in GAPS) if known else 0
+    return sum(analysis.headline.causes.get(cause, 0) for cause in GAP_CAUSES) if known else 0
 
 
 def slow_transfers_ns(analysis: Analysis) -> float:
@@ -167,8 +166,13 @@ def _slow_in_step_ns(analysis: Analysis, number: int) -> int:
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
     """Return what removing the excess of a straggler would gain in a step, which is exposed time of others; else 0."""
-    late = next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
-    return 0.0 if late is None else (late.predicted_gain_ns or 0) / (max(steps, 1) if late.per == "recording" else 1)
+    late = straggler_of(found)
+    return 0.0 if late is None else per_step(late, late.predicted_gain_ns, steps)
+
+
+def straggler_of(found: Iterable[Recommendation]) -> Recommendation | None:
+    """Return the recommendation that names a straggler and why it is late, if there is one."""
+    return next((each for each in found if each.id == "late_rank" and each.evidence.get("held_by") is not None), None)
 
 
 def launches_ns(found: Sequence[Recommendation], analysis: Analysis) -> int:
@@ -180,8 +184,7 @@ def launches_ns(found: Sequence[Recommendation], analysis: Analysis) -> int:
 
 def _cost_ns(each: Recommendation, steps: int) -> float:
     """Return the known cost of a cause in a step: its time, or what a change of it gains, at most."""
-    gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-    return max(each.loss_ns or 0, gain or 0) / (max(steps, 1) if each.per == "recording" else 1)
+    return per_step(each, max(each.loss_ns or 0, gain_ns(each) or 0), steps)
 
 
 def _left_out_ns(given: RuleInput) -> int:

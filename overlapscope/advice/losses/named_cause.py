@@ -8,7 +8,7 @@ import msgspec
 
 from overlapscope.advice.calls.known_transfer import WORDS, Transfer
 from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS
-from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.advice.rule_input import RuleInput, ms, per_step
 from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
@@ -98,7 +98,7 @@ def _as_stages_differ(given: RuleInput) -> str:
     found = uneven_stages(given)
     if found is None or not found.gain_high_ns:
         return ""
-    of_step = found.gain_high_ns / (max(given.steps, 1) if found.per == "recording" and given.per == "step" else 1)
+    of_step = per_step(found, found.gain_high_ns, given.steps if given.per == "step" else 1)
     return f" (about {ms(of_step)} as stage {found.evidence['stage']} computes longer)"
 
 

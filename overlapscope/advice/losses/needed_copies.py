@@ -8,6 +8,7 @@ from overlapscope.advice.losses.blocked_host import SCALAR
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
 from overlapscope.analysis.graph.model import Graph, RankPart
 from overlapscope.ingest.build.host_ranges import innermost_range
@@ -66,10 +67,3 @@ def calling_operation(timeline: RankTimeline, lane: Ints, moment_ns: Ints) -> Co
     """Return the name of the innermost operation of a thread at each moment on the rank's own clock; -1 without one."""
     operations = select_host_spans(timeline.host, (OPERATION,))
     return np.append(operations.name, np.int32(-1))[innermost_range(operations, lane, moment_ns)]
-
-
-def shift_ns(graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
-    """Return how far the graph's clock is ahead of the rank's, at its first span."""
-    if not part.spans:
-        return 0
-    return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])

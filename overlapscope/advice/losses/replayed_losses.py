@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
 from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
-from overlapscope.advice.losses.needed_copies import calling_operation, needed_waits, shift_ns
+from overlapscope.advice.losses.needed_copies import calling_operation, needed_waits
 from overlapscope.advice.losses.stream_copies import BETWEEN, TO_HOST_ALONE
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
 from overlapscope.analysis.common.loading import loads_data
@@ -20,6 +20,7 @@ from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.idle import READ_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
+from overlapscope.advice.losses.blocked_host import PINNED
 from overlapscope.advice.losses.host_time import shown_by
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.checks.slow_host import slow_hosts
@@ -25,7 +26,6 @@ BETWEEN: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host-to-Device
 """Names of copies between host and device."""
 TO_DEVICE: Final = re.compile(r"HtoD|HostToDevice|Host-to-Device|H2D", re.I)
 PAGEABLE: Final = re.compile(r"Pageable")
-PINNED: Final = re.compile(r"Pinned")
 TO_HOST_ALONE: Final = "to_host_alone"
 """In the evidence: whether the figures are of copies to the host alone."""
 NOT_BEFORE: Final = "; it may save nothing before the slow hosts are faster"

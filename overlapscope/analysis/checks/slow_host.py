@@ -58,7 +58,7 @@ class _Slow(msgspec.Struct, frozen=True, kw_only=True):
     """A slow host beside those that are not."""
 
     times: float
-    """As long as they it takes for `call`."""
+    """How many times as long as the others it takes for `call`."""
     call: str
     """The call that it spends most in, of those for which it is slow, and what one takes."""
     call_ns: float

@@ -136,7 +136,7 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, s
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
         return link
     timeline = ranks[link.rank]
-    shift = _shift_ns(graph, timeline, part)
+    shift = shift_ns(graph, part, timeline)
     for mark in get_args(Mark):
         marks = marked_times(graph, timeline, mark)
         if marks is None:
@@ -161,7 +161,7 @@ def _in_step(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
         return link
     timeline = ranks[link.rank]
-    shift = _shift_ns(graph, timeline, part)
+    shift = shift_ns(graph, part, timeline)
     begin_ns, end_ns = max(placed.pause_ns[0], since_ns) - shift, placed.pause_ns[1] - shift
     steps = timeline.steps
     inside = np.minimum(steps.end_ns, end_ns) - np.maximum(steps.start_ns, begin_ns)
@@ -170,8 +170,10 @@ def _in_step(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink
     return msgspec.structs.replace(link, step=int(steps.step[inside.argmax()]))
 
 
-def _shift_ns(graph: Graph, timeline: RankTimeline, part: RankPart) -> int:
-    """Return how much later the graph's clock is than that of a rank, which has spans in it."""
+def shift_ns(graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
+    """Return how much later the graph's clock is than that of a rank, at its first span; 0 without spans."""
+    if not part.spans:
+        return 0
     return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
 
 

@@ -154,7 +154,7 @@ class _Walk:
 
     def with_drained(self, pieces: IdlePieces) -> IdlePieces:
         """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited;
-        and the latency of the first launch after it, which a host that leads hides.
+        and the latency of the first launch after it, which is overlapped where the host runs ahead.
 
         A long pause of the host that takes longer than the call had waited is none of it: it is lost, wait or not. A
         launch after a pause that takes longer would have its latency, wait or not.

@@ -201,7 +201,7 @@ def removal(
     )  # fmt: skip
 
 
-def relieved(
+def with_relief(
     recordings: Sequence[Replayed], found: Removal, programs: Mapping[int, object], slowdown: float | None
 ) -> Removal:
     """Return the value of ranks with what compute gains that no longer runs beside waits for them, if it takes
@@ -233,7 +233,7 @@ def of_a_step(
     found = removal(replayed, ranks, programs) if count else None
     if found is None:
         return None
-    found = relieved(replayed, found, programs, slowdown)
+    found = with_relief(replayed, found, programs, slowdown)
     return replace(
         found, aligned_ns=round(found.aligned_ns / count), gain_ns=round(found.gain_ns / count),
         low_ns=round(found.low_ns / count), high_ns=round(found.high_ns / count),

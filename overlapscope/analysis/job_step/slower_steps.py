@@ -155,4 +155,4 @@ def _words(longer: _Longer, *, unseen: bool) -> str:
     (op, size), took, usual = longer.kind, format_ms(longer.slow_ns), format_ms(longer.usual_ns)
     of_size = "" if size == NONE else f" of {size_text(size)}"
     included = "waiting included, for ranks that were not recorded, too" if unseen else "waiting included"
-    return f", in which calls of {short(op)}{of_size} last {took} a step, not {usual}, {included}"
+    return f": calls of {short(op)}{of_size} last {took} a step instead of {usual}, {included}"

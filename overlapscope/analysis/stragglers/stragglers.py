@@ -284,7 +284,7 @@ def may_be_late(waits: Mapping[int, RankWait], window_ns: Mapping[int, int | Non
 
 def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     """Return the ranks that are late, and what they are worth; None if that is not much, or why it is not known."""
-    from overlapscope.analysis.graph.removal import late_together, needed, of_a_step, programs_of, relieved, removal  # noqa: PLC0415 - a recording without host events needs no graph
+    from overlapscope.analysis.graph.removal import late_together, needed, of_a_step, programs_of, removal, with_relief  # noqa: PLC0415 - a recording without host events needs no graph
 
     programs = programs_of(run.ranks)
     late = late_together(whole.graph, programs)
@@ -299,7 +299,7 @@ def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     slowdown = _slowdown(run, found.ranks)
     a_step = of_a_step(whole, run.ranks, found.ranks, programs, slowdown=slowdown)
     since = _since(run, whole, found.ranks, programs, slowdown)
-    return replace(relieved(whole.replayed, found, programs, slowdown), a_step=a_step, since=since)
+    return replace(with_relief(whole.replayed, found, programs, slowdown), a_step=a_step, since=since)
 
 
 def _slowdown(run: Run, late: Sequence[int]) -> float | None:

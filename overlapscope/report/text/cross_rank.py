@@ -237,7 +237,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
     late_ns = late_from_ns(skew.residual_ns)
     listed = sorted(skew.ranks, key=_most_blame)[: len(shown)]
     if any(not each.times_last and each.blame_ns > late_ns for each in listed):
-        rows.append(f"Late arrivals are those by more than {ms(late_ns)} ms; delays add up smaller ones, too.")
+        rows.append(f"An arrival is late from more than {ms(late_ns)} ms on; delays also include smaller ones.")
     return rows
 
 
@@ -331,7 +331,7 @@ def _clocks(skew: Skew, *, all_rows: bool, in_sets: bool) -> list[str]:
     zero = [int(rank) for rank, off in skew.clock_offset_ns.items() if not off]
     of_whom = f"rank {min(zero)}" if zero else "the reference rank"
     if in_sets:
-        of_whom = "the reference rank of the ranks that calls connect each with"
+        of_whom = "the reference rank of each set of ranks that share calls"
     return [f"Clock offsets from {of_whom}, ms (corrected above{residual}): {offsets}{more}{one}."]
 
 

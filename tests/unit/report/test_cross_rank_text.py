@@ -275,17 +275,17 @@ def test_one_rank_alone_has_nothing_to_say_of_others() -> None:
 def test_delays_without_a_late_arrival_are_explained() -> None:
     analysis = analyze(job())
     for blame_ns, times_last, residual_ns, said in (
-        (60_000, 0, 0, ["Late arrivals are those by more than 0.050 ms; delays add up smaller ones, too."]),
+        (60_000, 0, 0, ["An arrival is late from more than 0.050 ms on; delays also include smaller ones."]),
         (60_000, 1, 0, []),
         (50_000, 0, 0, []),
-        (100_000, 0, 30_000, ["Late arrivals are those by more than 0.090 ms; delays add up smaller ones, too."]),
+        (100_000, 0, 30_000, ["An arrival is late from more than 0.090 ms on; delays also include smaller ones."]),
     ):
         ranks = [
             replace(each, blame_ns=blame_ns, times_last=times_last) if each.rank == 1 else replace(each, blame_ns=0)
             for each in analysis.skew.ranks
         ]
         lines = shown_lines(with_skew(analysis, ranks=ranks, residual_ns=residual_ns))
-        assert [each for each in lines if each.startswith("Late arrivals")] == said
+        assert [each for each in lines if each.startswith("An arrival is late")] == said
 
 
 def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
@@ -298,7 +298,7 @@ def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     assert "the ranks that calls connect" not in line
     apart = replace(far, headline=replace(far.headline, longest_because="clocks"))
     (line,) = [each for each in shown_lines(apart) if each.startswith("Clock offsets")]
-    assert line.startswith("Clock offsets from the reference rank of the ranks that calls connect each with, ms")
+    assert line.startswith("Clock offsets from the reference rank of each set of ranks that share calls, ms")
 
 
 def test_clocks_of_one_host_may_be_one_whatever_their_ends_show() -> None:

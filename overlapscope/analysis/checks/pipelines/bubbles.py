@@ -128,7 +128,7 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
 def _counted(activations: int, batches: int | None) -> str:
     """Return in words how many micro-batches a step has, of so many activations that a stage sends."""
     if batches is None:
-        return f"{activations} micro-batches, or chunks of fewer,"
+        return f"{activations} micro-batches (or fewer, in chunks)"
     chunks, rest = divmod(activations, batches)
     if activations == batches:
         return f"{batches} micro-batches"

@@ -64,9 +64,10 @@ def last_stage_waits(
             id="last_stage_waits",
             severity="warning",
             title=f"{rank_list(ranks)} {work} like the last stage of a pipeline: {most.messages} times a step it "
-            f"receives, computes and sends back;{on} {format_ms(most.first_ns)} of a {format_ms(most.step_ns)} step "
-            f"are without compute in the first receive, as the pipeline fills, and {format_ms(most.later_ns)} in the "
-            "later ones, beyond the shortest: they wait for the stages before, or for their links",
+            f"receives, computes and sends back. Of a {format_ms(most.step_ns)} step{on} it waits without computing "
+            f"for {format_ms(most.first_ns)} in the first receive, as the pipeline fills, and for "
+            f"{format_ms(most.later_ns)} in the later ones, beyond the shortest: for the stages before, or for their "
+            "links",
             evidence={
                 "ranks": ranks,
                 "messages": most.messages,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.step_shape import CUDA, LAST_FIRST, WAITS, _launches
+from overlapscope.advice.step_shape import CUDA, LAST_FIRST, WAITS, launches_of
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans
 from overlapscope.timeline.names import NameTable
@@ -106,4 +106,4 @@ def test_calls_that_never_ended_say_only_when_they_were_launched(unknown: slice)
     start, end = calls.start_ns.copy(), calls.end_ns.copy()
     start[unknown] = end[unknown] = NONE
     never = replace(timeline, collectives=replace(calls, start_ns=start, end_ns=end))
-    assert _launches(never, STEP * US).together
+    assert launches_of(never, STEP * US).together

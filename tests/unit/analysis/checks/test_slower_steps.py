@@ -47,7 +47,7 @@ def test_two_steps_that_mask_each_other_are_named_with_what_is_longer() -> None:
     (each,) = found()
     assert each.title == (
         "steps 1, 2 take 0.905 ms in the median, the other 4 steps 0.601 ms, for the same calls; 0.304 ms of the "
-        "difference are exposed communication, in which calls of all_reduce of 1 MiB last 0.405 ms a step, not "
+        "difference are exposed communication: calls of all_reduce of 1 MiB last 0.405 ms a step instead of "
         "0.101 ms, waiting included"
     )
     assert each.evidence["steps"] == [1, 2]
@@ -69,7 +69,7 @@ def test_half_of_the_steps_are_slow_where_they_follow_each_other_and_their_calls
 
 def test_ranks_that_were_not_recorded_may_be_what_calls_wait_for() -> None:
     (each,) = found(world_size=4)
-    assert each.title.endswith("not 0.101 ms, waiting included, for ranks that were not recorded, too")
+    assert each.title.endswith("instead of 0.101 ms, waiting included, for ranks that were not recorded, too")
 
 
 def test_a_step_that_was_said_to_be_odd_is_not_said_again() -> None:

@@ -50,11 +50,6 @@ def two_pairs(early: Mapping[int, int]) -> dict[int, list[Row]]:
     }  # fmt: skip
 
 
-def blocks_of(run: Run) -> set[tuple[str | None, Members, int]]:
-    """Return the group, the ranks and the number of calls of each block."""
-    return {(each.group, each.ranks, each.calls) for each in match_and_align(run).matching.blocks}
-
-
 def test_early_calls_are_of_the_group_of_their_stream_and_tie_no_other_ranks() -> None:
     found = match_and_align(run_of(two_pairs({})))
     assert {(each.group, each.ranks, each.calls) for each in found.matching.blocks} == {

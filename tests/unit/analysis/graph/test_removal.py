@@ -19,8 +19,8 @@ from overlapscope.analysis.graph.removal import (
     needed,
     of_a_step,
     programs_of,
-    relieved,
     removal,
+    with_relief,
     with_work_of,
 )
 from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
@@ -195,12 +195,12 @@ def test_what_waits_slowed_down_by_as_much_as_was_measured_counts_in_the_value()
     whole, programs = graph_of(run), programs_of(run.ranks)
     found = removal(whole.replayed, culprits, programs)
     assert found
-    eased = relieved(whole.replayed, found, programs, draw("late_pair", 0).job.interference)
+    eased = with_relief(whole.replayed, found, programs, draw("late_pair", 0).job.interference)
     assert found.gain_ns < eased.gain_ns <= eased.high_ns
     assert eased.low_ns <= found.low_ns
     assert abs(eased.aligned_ns - eased.gain_ns - healthy_ns) <= WITHIN * healthy_ns
     for unknown in (None, 0.98):
-        assert relieved(whole.replayed, found, programs, unknown).gain_ns == found.gain_ns
+        assert with_relief(whole.replayed, found, programs, unknown).gain_ns == found.gain_ns
 
 
 def test_the_range_is_as_wide_as_a_replay_may_be_wrong_where_peers_are_alike() -> None:
@@ -208,7 +208,7 @@ def test_the_range_is_as_wide_as_a_replay_may_be_wrong_where_peers_are_alike() -
     whole, programs = graph_of(run), programs_of(run.ranks)
     found = removal(whole.replayed, culprits, programs)
     assert found
-    alike = relieved(whole.replayed, replace(found, low_ns=found.gain_ns, high_ns=found.gain_ns), programs, None)
+    alike = with_relief(whole.replayed, replace(found, low_ns=found.gain_ns, high_ns=found.gain_ns), programs, None)
     assert (alike.low_ns, alike.high_ns) == (round(0.97 * found.gain_ns), round(1.03 * found.gain_ns))
 
 

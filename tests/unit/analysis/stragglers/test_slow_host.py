@@ -114,8 +114,9 @@ def test_a_host_is_held_against_the_median_of_the_others(ranks: int) -> None:
 def test_calls_that_take_the_others_no_time_are_no_division_by_nothing() -> None:
     """Two of three hosts take 50 us for a call that takes the third none, by its clock."""
     run = run_of(seen=3)
-    quick = run_of(launch_us=0, ahead_us=4_000, waits_us=5_000).ranks[SLOW]
-    assert slow_host(replace(run, ranks={0: run.ranks[SLOW], 1: run.ranks[SLOW], 2: quick})) is not None
+    quick = run_of(launch_us=0, operation_us=0, ahead_us=4_000, waits_us=5_000).ranks[SLOW]
+    (found,) = slow_host(replace(run, ranks={0: run.ranks[SLOW], 1: run.ranks[SLOW], 2: quick}))
+    assert found.evidence["ranks"] == [0, 1]
 
 
 def test_one_rank_alone_is_compared_with_none() -> None:

@@ -227,7 +227,7 @@ def test_chunks_are_no_micro_batches(microbatches, chunks, counted):
     assert f"{100 * share:.1f} % of a step; with {2 * microbatches} it would be {100 * half:.1f} %" in found.title
     between = replace(run, ranks={1: run.ranks[1]})
     assert said(between, "pipeline_fill")[0].title.startswith(
-        f"{microbatches * chunks} micro-batches, or chunks of fewer, on 4 stages: "
+        f"{microbatches * chunks} micro-batches (or fewer, in chunks) on 4 stages: "
     )
 
 

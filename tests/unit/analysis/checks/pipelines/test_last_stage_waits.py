@@ -60,9 +60,9 @@ def test_it_is_said_how_long_a_last_stage_waits_as_the_pipeline_fills_and_later(
     (each,) = found()
     assert (each.id, each.severity) == ("last_stage_waits", "warning")
     assert each.title == (
-        "rank 3 works like the last stage of a pipeline: 4 times a step it receives, computes and sends back; "
-        "9.000 ms of a 100.000 ms step are without compute in the first receive, as the pipeline fills, and 10.000 ms "
-        "in the later ones, beyond the shortest: they wait for the stages before, or for their links"
+        "rank 3 works like the last stage of a pipeline: 4 times a step it receives, computes and sends back. Of a "
+        "100.000 ms step it waits without computing for 9.000 ms in the first receive, as the pipeline fills, and for "
+        "10.000 ms in the later ones, beyond the shortest: for the stages before, or for their links"
     )
 
 

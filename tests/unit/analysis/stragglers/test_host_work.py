@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlapscope.analysis.per_rank.host_work import host_work
+from overlapscope.analysis.stragglers.host_work import host_work
 from overlapscope.timeline.columns import HOST, RUNTIME
 from overlapscope.timeline.run import RankTimeline
 from tests.support.rank_rows import rank_timeline

@@ -37,7 +37,7 @@ def blocking_launches(given: RuleInput) -> Recommendation | None:
         return None
     idle, exposed = given.figures.idle_ns or 0, given.figures.exposed_comm_ns or 0
     ranks = [timeline for timeline, _ in given.some_at_hand() if timeline.has_device]
-    if not given.is_worth(idle + exposed) or not ranks or not all(map(waits_for_each, ranks)):
+    if not given.is_worth(idle + exposed) or not ranks or not all(map(_waits_for_each, ranks)):
         return None
     rocm = any(name.startswith("hip") for timeline in ranks for name in timeline.names)
     beside = f", and {ms(exposed)} of communication are exposed, some perhaps for late launches," if exposed else ""
@@ -63,7 +63,7 @@ def blocking_launches(given: RuleInput) -> Recommendation | None:
     )
 
 
-def waits_for_each(timeline: RankTimeline) -> bool:
+def _waits_for_each(timeline: RankTimeline) -> bool:
     """Return whether a rank launches each kernel only when nearly all before it have ended, however long they took.
 
     Launches of collectives are none of these. A call that blocks may last as long as its kernel: what counts is when

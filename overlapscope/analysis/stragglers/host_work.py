@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans, Ints, take
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.names import rows_named
@@ -13,8 +14,6 @@ from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
-SILENCE_NS: Final = 200_000
-"""A host that calls nothing for so long may wait for something that was not recorded, as in the dependency graph."""
 CALL_NS: Final = 20_000
 """A longer call may wait for a place in the queue of launches. A choice: twice a launch."""
 WAITS_OR_POLLS: Final = re.compile(r"Synchronize|Query")
