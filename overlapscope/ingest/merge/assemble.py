@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.assumed_ranks import without_clashing
-from overlapscope.ingest.merge.by_name import rename_advice, shared_name
+from overlapscope.ingest.merge.by_name import numbers_in_names, rename_advice, shared_name
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.options import BY_NAME
@@ -187,17 +187,27 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
                 why = "; ".join(reading.source.warnings) or "it does not state which ranks they are"
                 raise InputError(f"{display_path(path)}: its {len(reading.timelines)} ranks are not known: {why}")
         ranks_per_file = len(next(reading.timelines for path, reading in readings if path == with_timelines[0]))
-        raise _no_rank_known(with_timelines, ranks_per_file)
+        numbers = numbers_in_names(with_timelines) if ranks_per_file == 1 else {}
+        if sorted(numbers.values()) == list(range(len(with_timelines))):
+            warning = "ranks are the numbers in the names of the files, as no file states its rank"
+            first = next(path for path, number in numbers.items() if number == 0)
+            warned = [(path, _with_warning(each, warning) if path == first else each) for path, each in readings]
+            return _with_ranks(warned, {path.name: number for path, number in numbers.items()})
+        raise _no_rank_known(with_timelines, ranks_per_file, numbers)
     return ranked
 
 
-def _no_rank_known(paths: Sequence[Path], ranks_per_file: int) -> InputError:
-    """Return the error for traces none of which states its rank."""
+def _no_rank_known(paths: Sequence[Path], ranks_per_file: int, numbers: Mapping[Path, int]) -> InputError:
+    """Return the error for traces none of which states its rank; `numbers` are those in their names, where they differ
+    by these alone."""
     names = [display_name(path) for path in paths]
     problem = f"none of the {len(names)} traces says which rank it is"
     if shared := shared_name(paths):
         return InputError(f"{problem}, and {rename_advice(shared)}")
-    first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
+    first = {
+        name: numbers.get(path, at * ranks_per_file)
+        for at, (path, name) in enumerate(zip(paths[:2], names, strict=False))
+    }
     options = (f"--rank {name}={rank}" for name, rank in first.items())
     ordered = "for the order of file names, or"
     return InputError(

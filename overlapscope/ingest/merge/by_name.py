@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,6 +14,9 @@ from overlapscope.ingest.merge.jobs import Readings
 from overlapscope.ingest.options import BY_NAME
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
+
+RANKS_PER_FILE: Final = 64
+"""Of so many ranks one at least is given: larger numbers in names are those of processes."""
 
 
 def numbered_by_name(readings: Readings, unread: Sequence[Source]) -> tuple[Readings, dict[str, int], list[Source]]:
@@ -45,6 +49,21 @@ def numbered_by_name(readings: Readings, unread: Sequence[Source]) -> tuple[Read
     given = {name: rank for name, rank in ranks.items() if name not in names_lost}
     taken = {path: tuple(range(ranks[path.name], ranks[path.name] + usual)) for path in lost}
     return _warned(readings, given), given, [_with_ranks(each, taken.get(Path(each.path), ())) for each in unread]
+
+
+def numbers_in_names(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return the number in which each path's name differs from the others; empty where they differ in more, where two
+    have the same, or where numbers are so large that they are those of processes."""
+    every = sorted(set(paths))
+    parts = [re.split(r"(\d+)", path.name) for path in every]
+    if len(every) < 2 or len(set(map(len, parts))) > 1:
+        return {}
+    differing = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    if len(differing) != 1 or not differing[0] % 2:
+        return {}
+    numbers = {path: int(each[differing[0]]) for path, each in zip(every, parts, strict=True)}
+    distinct = len(set(numbers.values())) == len(every)
+    return numbers if distinct and max(numbers.values()) < RANKS_PER_FILE * len(every) else {}
 
 
 def shared_name(paths: Iterable[Path]) -> str | None:

@@ -129,3 +129,24 @@ def test_one_numbered_file_is_spoken_of_as_one() -> None:
 def test_the_ranks_of_one_file_alone_have_their_order() -> None:
     run = run_by_name([by_device("a.sqlite", 0, 1)])
     assert (ranks_of(run), warnings(run)) == ({"a.sqlite": (0, 1)}, [])
+
+
+def test_where_names_differ_by_the_numbers_of_all_ranks_these_are_the_ranks() -> None:
+    ((_, run),) = assemble_jobs(silent("node2_pp.1.sqlite", "node2_pp.0.sqlite", "node2_pp.2.sqlite"), {})
+    assert ranks_of(run) == {"node2_pp.0.sqlite": (0,), "node2_pp.1.sqlite": (1,), "node2_pp.2.sqlite": (2,)}
+    assert warnings(run) == ["ranks are the numbers in the names of the files, as no file states its rank"]
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("pp.5.sqlite", "pp.7.sqlite"), {"pp.5.sqlite": 5, "pp.7.sqlite": 7}),
+        (("pp.4711.sqlite", "pp.4712.sqlite"), {"pp.4711.sqlite": 0, "pp.4712.sqlite": 1}),
+        (("a0_b1.json", "a1_b0.json"), {"a0_b1.json": 0, "a1_b0.json": 1}),
+        (("a0.json", "b1.json"), {"a0.json": 0, "b1.json": 1}),
+    ],
+)
+def test_other_numbers_in_names_are_at_most_advised(names: tuple[str, str], advice: dict[str, int]) -> None:
+    with pytest.raises(InputError, match=r"says which rank it is") as error:
+        assemble_jobs(silent(*names), {})
+    assert str(error.value).endswith(f"ranks={advice}")
