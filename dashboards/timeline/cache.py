@@ -32,8 +32,7 @@ from overlapscope.files.atomic import flush_tree
 from overlapscope.files.safe_open import open_own_file, open_own_folder, open_regular
 from overlapscope.files.source_digest import source_digest
 from overlapscope.files.temporary_folder import locked_folder
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
-from overlapscope.timeline.intervals import union
+from overlapscope.timeline.columns import NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.store.arrow_tables import open_parquet
 from overlapscope.timeline.store.lazy_rank import check_rank
 from overlapscope.timeline.store.load_save import load_rank
@@ -144,7 +143,7 @@ def _of_parts(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
 
 
 def _states_of(kinds: Any, recording: Ints, start: Ints, end: Ints) -> tuple[Ints, Any]:
-    cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
+    cover = Coverage.of_times(kinds, start, end)
     occupancy = Occupancy.of(cover, _windows(recording, start, end))
     return occupancy.at_ns, occupancy.state
 

@@ -61,7 +61,7 @@ class RankLanes(msgspec.Struct, frozen=True, kw_only=True):
 def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Sequence[str]) -> RankLanes:
     """Return the lanes of a rank that have spans, in order; `start_ns` and `end_ns` are its aligned span times."""
     spans = timeline.spans
-    cover = Coverage(*(_union(start_ns, end_ns, spans.kind == kind) for kind in (COMM, COMPUTE, COPY)))
+    cover = Coverage.of_times(spans.kind, start_ns, end_ns)
     order = np.lexsort((-end_ns, start_ns, spans.lane))
     found, first = np.unique(spans.lane[order], return_index=True)
     parts = dict(zip(found.tolist(), np.split(order, first[1:]) if order.size else [], strict=True))

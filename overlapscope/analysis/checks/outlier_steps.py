@@ -162,8 +162,10 @@ def _outliers(name: str, ranks: Mapping[int, Steps]) -> list[OutlierStep]:
 def _of_kind(name: str, rank: int, others: str, steps: Steps, *, far: bool) -> list[OutlierStep]:
     """Return the outliers in one figure among steps of a kind."""
     (place,) = (at for each, _, at in FIGURES if each == name)
-    usual_step_ns = float(np.median([step[1] for step in steps if step[1] is not None] or [0]))
-    least_ns = max(ODD_AT_LEAST_NS, IDLE_OF_STEP * usual_step_ns if name == "idle_ns" else 0.0)
+    least_ns = float(ODD_AT_LEAST_NS)
+    if name == "idle_ns":
+        lengths = [step[1] for step in steps if step[1] is not None]
+        least_ns = max(least_ns, IDLE_OF_STEP * statistics.median(lengths or [0]))
     found = _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns, far=far)
     if name == "window_ns":
         return found
@@ -189,7 +191,11 @@ def _of_rank(
     if len(ordered) < 3:
         return []
     found = []
+    # The lower middle of the others is this value at least: most steps need no look at them.
+    least = max(ODD_FACTOR * ordered[len(ordered) // 2 - 1], ordered[0] + least_ns)
     for step, value in known:
+        if value < least:
+            continue
         usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
         is_far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)

@@ -17,14 +17,17 @@ def idle_at_stops(
     run: Run, coverage: Mapping[int, Coverage], windows: Mapping[int, Sequence[StepWindow]]
 ) -> dict[tuple[int, int], float]:
     """Return, by (rank, step), how much longer a rank idled at the end of the last step of a recording than at the ends
-    of the steps before. None where a range, which this step alone has, says what it did."""
+    of the steps before. None where it did not, or a range, which this step alone has, says what it did."""
     found = {}
     for rank, every in windows.items():
         busy = union(coverage[rank].comm, coverage[rank].compute, coverage[rank].copy)
         for _, own in groupby(every, key=lambda each: each.recording):
             idle = [(each.step, _idle_at_end(each.window, busy)) for each in own if each.complete and each.window]
-            if len(idle) > 1 and range_of_step(run.ranks[rank], idle[-1][0]) is None:
-                found[rank, idle[-1][0]] = idle[-1][1] - median(ns for _, ns in idle[:-1])
+            if len(idle) < 2:
+                continue
+            step, more_ns = idle[-1][0], idle[-1][1] - median(ns for _, ns in idle[:-1])
+            if more_ns > 0 and range_of_step(run.ranks[rank], step) is None:
+                found[rank, step] = more_ns
     return found
 
 

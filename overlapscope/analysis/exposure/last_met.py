@@ -33,8 +33,8 @@ def last_met(
     which others of the group exchange; only where the rank waited for the call, which it did not beside backward; and
     only in calls that `meets` allows.
     """
-    calls, spans = timeline.collectives, timeline.spans
-    met = np.full(rows.size, spans.start_ns.min(initial=np.iinfo(np.int64).max), np.int64)
+    calls = timeline.collectives
+    met = np.full(rows.size, cover.first_ns, np.int64)
     timed = calls.end_ns != NONE if meets is None else (calls.end_ns != NONE) & meets
     timed[timed] = ~computed_on(timeline, BusyTime(cover.compute), calls.start_ns[timed], calls.end_ns[timed])
     messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)

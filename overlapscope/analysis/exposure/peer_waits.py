@@ -114,7 +114,7 @@ def _met_before_step(
     timeline: RankTimeline, cover: Coverage, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Flags
 ) -> Ints:
     """Return when a rank with a device had last met each other rank before the first call of the step of each row."""
-    calls, spans = timeline.collectives, timeline.spans
+    calls = timeline.collectives
     if not timeline.has_device or rows.size == 0:
         return np.full(rows.size, NONE, np.int64)
     timed = (calls.start_ns != NONE) & (calls.step != NONE)
@@ -123,7 +123,7 @@ def _met_before_step(
     np.minimum.at(began, steps[timed], calls.start_ns[timed])
     met = last_met(timeline, cover, rows, began[steps[rows]], others, members, meets)
     # What is no end of a call is the begin of the recording.
-    return np.where(timed[rows] & (met > spans.start_ns.min(initial=np.iinfo(np.int64).max)), met, NONE)
+    return np.where(timed[rows] & (met > cover.first_ns), met, NONE)
 
 
 def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Ints:

@@ -90,7 +90,7 @@ def _recorded(cover: Coverage) -> BusyTime:
 def _launched(cover: Coverage, parts: OwnParts) -> Coverage:
     """Return what a rank did, less communication beside which its next compute was not launched yet."""
     unlaunched = (parts.by_graph or {}).get(NOT_LAUNCHED, EMPTY)
-    return Coverage(difference(cover.comm, unlaunched), cover.compute, cover.copy)
+    return Coverage(difference(cover.comm, unlaunched), cover.compute, cover.copy, cover.first_ns)
 
 
 _ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, OwnParts], Activity]]] = {

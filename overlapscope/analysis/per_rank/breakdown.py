@@ -6,11 +6,13 @@ The parts add up to the window exactly. A window takes O(log n) once the interva
 from typing import Annotated, Self
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
+from overlapscope.timeline.rows import Column
 
 
 class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
@@ -54,23 +56,31 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Coverage:
-    """The time of one rank covered by each kind of span (communication, compute, copy), as unions of intervals."""
+    """The time of one rank covered by each kind of span (communication, compute, copy), as unions of intervals.
 
-    __slots__ = ("_sums", "comm", "compute", "copy")
+    `first_ns` is when the first span of any kind began; the largest int64 without spans.
+    """
 
-    def __init__(self, comm: Intervals, compute: Intervals, copy: Intervals) -> None:
-        self.comm, self.compute, self.copy = comm, compute, copy
+    __slots__ = ("_sums", "comm", "compute", "copy", "first_ns")
+
+    def __init__(self, comm: Intervals, compute: Intervals, copy: Intervals, first_ns: int) -> None:
+        self.comm, self.compute, self.copy, self.first_ns = comm, compute, copy, first_ns
         self._sums: tuple[BusyTime, ...] = ()
 
     @classmethod
     def of(cls, spans: Spans) -> Self:
         """Build from a rank's spans."""
+        return cls.of_times(spans.kind, spans.start_ns, spans.end_ns)
+
+    @classmethod
+    def of_times(cls, kinds: Column, start_ns: Ints, end_ns: Ints) -> Self:
+        """Build from the kinds of spans and when they begin and end."""
 
         def cover(kind: int) -> Intervals:
-            chosen = spans.kind == kind
-            return union((spans.start_ns[chosen], spans.end_ns[chosen]))
+            chosen = kinds == kind
+            return union((start_ns[chosen], end_ns[chosen]))
 
-        return cls(cover(COMM), cover(COMPUTE), cover(COPY))
+        return cls(cover(COMM), cover(COMPUTE), cover(COPY), int(start_ns.min(initial=np.iinfo(np.int64).max)))
 
     def breakdown(self, *windows: tuple[int, int]) -> Breakdown:
         """Return the breakdown of a window [start, end), or the sum over several disjoint windows."""

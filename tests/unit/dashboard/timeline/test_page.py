@@ -55,13 +55,8 @@ def test_times_in_view_are_the_breakdown_of_the_same_window(source: TimelineSour
     spent = times_in_window(source, window, source.ranks)
     clocks = opened.cross_rank.clocks
     for rank, timeline in opened.run.ranks.items():
-        cover = Coverage.of(timeline.spans)
-        moved = Coverage(
-            *(
-                type(part)(clocks.aligned_ns(rank, part.starts), clocks.aligned_ns(rank, part.ends))
-                for part in (cover.comm, cover.compute, cover.copy)
-            )
-        )
+        start_ns, end_ns = (clocks.aligned_ns(rank, each) for each in (timeline.spans.start_ns, timeline.spans.end_ns))
+        moved = Coverage.of_times(timeline.spans.kind, start_ns, end_ns)
         result = moved.breakdown((window.start_ns + source.origin_ns, window.end_ns + source.origin_ns))
         ours = dict(zip(STATES, spent[rank], strict=True))
         assert ours["exposed"] == result.exposed_comm_ns
