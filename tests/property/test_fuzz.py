@@ -5,11 +5,12 @@ import json
 import re
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.timeline.run import Run
+from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, run_or_refusal
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
@@ -64,20 +65,20 @@ def check(run: Run | None) -> None:
                 assert sum(part or 0 for part in parts) == each.window_ns
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(data=st.data(), text=st.sampled_from(TEXTS))
 def test_any_change_of_the_text_gives_a_run_or_a_deliberate_error(data: st.DataObject, text: bytes) -> None:
     changed = data.draw(mutations(text))
     check(run_or_refusal(gzip.compress(changed, mtime=0) if data.draw(st.booleans()) else changed))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(data=st.data(), text=st.sampled_from(TEXTS))
 def test_any_change_of_the_compressed_bytes_gives_a_run_or_a_deliberate_error(data: st.DataObject, text: bytes) -> None:
     check(run_or_refusal(data.draw(mutations(gzip.compress(text, mtime=0)))))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     content=st.binary(max_size=400), start=st.sampled_from([b"", b"{", b"[", b'{"traceEvents":[', b"\x1f\x8b\x08\x00"])
 )
@@ -85,7 +86,7 @@ def test_any_bytes_give_a_run_or_a_deliberate_error(content: bytes, start: bytes
     check(run_or_refusal(start + content))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(trace=st.sampled_from([json.loads(text) for text in TEXTS]).flatmap(odd_documents))
 def test_any_value_in_any_place_gives_a_run_or_a_deliberate_error(trace: Any) -> None:
     text = json.dumps(trace).encode()

@@ -5,11 +5,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import overlapscope
 from tests.support import oracle
+from tests.support.examples import examples
 from tests.unit.analysis.figures.test_real_traces import figures, named_nccl_or_multimem
 
 KERNELS = ("void cutlass::Kernel<gemm>(Params)", "triton_poi_fused_add_0", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")
@@ -54,7 +55,7 @@ def traces(draw: st.DrawFn) -> dict[str, Any]:
     return trace | {"traceEvents": draw(st.permutations(events))}
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(trace=traces())
 def test_generated_traces_agree_with_the_oracle(trace: dict[str, Any]) -> None:
     busy = [

@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
@@ -19,6 +19,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, run_of, simulate
+from tests.support.examples import examples
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
 WAITING, EXPOSED, TAIL = "peer_compute", "dependency", "tail"
@@ -161,7 +162,7 @@ def test_a_pace_is_that_of_like_steps_and_compared_with_the_same_steps(lengths: 
     assert together.pace_ns is None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(made=JOBS, ahead=st.lists(st.integers(-(10**12), 10**12), min_size=4, max_size=4))
 def test_the_step_of_the_job_is_every_nanosecond_of_it(made: list[list[Made]], ahead: list[int]) -> None:
     ranks = dict(enumerate(made))
@@ -205,7 +206,7 @@ def comm_of_steps(counts: Sequence[Mapping[int, Mapping[str, int]]]) -> list[int
     return [sum(each["overlapped_ns"] + each["exposed_comm_ns"] for each in step.values()) for step in counts]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(made=JOBS, ahead=st.lists(st.integers(-(10**12), 10**12), min_size=4, max_size=4), order=st.randoms())
 def test_other_clocks_and_another_order_of_ranks_change_nothing(
     made: list[list[Made]], ahead: list[int], order: Random

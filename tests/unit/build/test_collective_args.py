@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.ingest.build.collective_args import (
@@ -19,6 +19,7 @@ from overlapscope.ingest.build.collective_args import (
     tensor_elements,
 )
 from overlapscope.timeline.operations import ITEM_BYTES, full_elements
+from tests.support.examples import examples
 
 SHOWN = 30
 """Ranks that the profiler writes before it cuts a list."""
@@ -144,7 +145,7 @@ def test_the_size_of_an_operation_is_the_one_nccl_tests_uses(op, moved_in, moved
     assert full_elements(op, moved_in, moved_out, size) == elements
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(1, 2**30), st.integers(1, 4096))
 def test_both_ends_of_a_gather_or_scatter_tell_the_same_size(shard, size):
     for op in ("all_gather", "gather"):
@@ -175,7 +176,7 @@ def written(text: object, *, start=None, stride=None, size=None, name=None) -> C
 
 
 @cuts
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.tuples(st.integers(0, 100), st.integers(1, 16), st.integers(31, 200)), st.integers(0, 29), st.integers(-20, 20)
 )

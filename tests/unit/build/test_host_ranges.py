@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.timeline.columns import NONE, Annotations, make
+from tests.support.examples import examples
 
 Range = tuple[int, int, int]
 
@@ -42,20 +43,20 @@ any_ranges = st.lists(st.tuples(lanes, times, times), max_size=15)
 questions = st.lists(st.tuples(st.integers(-1, 3), st.integers(-2, 33)), max_size=15)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(any_ranges, questions)
 def test_the_innermost_range_is_the_one_a_full_search_finds(ranges, asked):
     """Ranges overlap without nesting, share starts, are empty or reversed, and lie on several lanes."""
     assert_found(ranges, asked)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.tuples(st.tuples(lanes, times, times), st.booleans()), max_size=15), questions)
 def test_only_chosen_ranges_are_found(ranges, asked):
     assert_found([each for each, _ in ranges], asked, [is_chosen for _, is_chosen in ranges])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     siblings=st.integers(1, 130),
     parents=st.lists(st.tuples(st.integers(0, 1300), st.integers(0, 1300)), max_size=4),

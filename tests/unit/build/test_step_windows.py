@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.builders import EPOCH_NS, Recording, Span, Step, timeline
+from tests.support.examples import examples
 
 TWO_STEPS = (Step(step=1, start=100, end=200), Step(step=2, start=200, end=300))
 LAUNCHED_BY_BOTH = (
@@ -253,7 +254,7 @@ def rank_recordings(draw):
     return draw(st.permutations(spans)), steps, recordings
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(rank_recordings(), st.booleans())
 def test_step_windows_are_the_defined_ones(drawn, has_device):
     spans, steps, recordings = drawn
@@ -261,7 +262,7 @@ def test_step_windows_are_the_defined_ones(drawn, has_device):
     assert step_windows(made) == defined(spans, steps, recordings, has_device=has_device)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(rank_recordings())
 def test_whole_windows_are_the_defined_ones(drawn):
     spans, steps, recordings = drawn

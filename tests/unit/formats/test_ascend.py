@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import overlapscope
@@ -29,6 +29,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, RUNTIME, UNCLASSIFIED
 from tests.conftest import shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import reading_or_refusal, spoiled
 
 SAMPLE = "ascend/msinsight_text_level0"
@@ -614,7 +615,7 @@ FILES = {
 }
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 @pytest.mark.parametrize(("reader", "text"), FILES.values(), ids=FILES)
 def test_damage_ends_in_a_reading_or_an_input_error(reader: Reader, text: str, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -15,6 +15,7 @@ from overlapscope.analysis.exposure.collectives import bus_factor
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
+from tests.support.examples import examples
 from tests.support.hostile import analyze_or_refuse, mutations, with_odd_numbers
 
 LOGGED_AS = {
@@ -336,7 +337,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(PIECES).flatmap(lambda text: mutations(text.encode()) | with_odd_numbers(text)))
 def test_any_change_of_the_text_gives_sound_measurements_or_a_refusal(content: bytes) -> None:
     analysis = analyze_or_refuse(content)

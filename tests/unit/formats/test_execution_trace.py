@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import reading_or_refusal, spoiled
 from tests.support.writers.kineto import (
     BACKWARD,
@@ -405,7 +406,7 @@ def test_only_execution_traces_are_taken_for_such() -> None:
 OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "allreduce", [], [], 8], types=["x"])
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 @pytest.mark.parametrize("content", [trace(NEW), trace([OLD])], ids=["new", "old"])
 def test_damage_ends_in_a_reading_or_an_input_error(content: bytes, data: st.DataObject) -> None:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
@@ -27,6 +27,7 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal, run_or_refusal
 from tests.support.writers.flight_recorder import (
     BEGUN_NS,
@@ -580,14 +581,14 @@ def check_any(content: bytes, name: str) -> None:
         analyze(run)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(content=odd_documents(WHOLE))
 def test_junk_anywhere_in_a_dump_ends_in_a_reading_or_a_refusal(content: Any) -> None:
     check_any(pickle.dumps(content, 2), "fr_rank_0")
     check_any(json.dumps(content, default=str).encode(), "fr_rank_0.json")
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(content=mutations(json.dumps(as_json(WHOLE)).encode()))
 def test_a_damaged_json_dump_ends_in_a_reading_or_a_refusal(content: bytes) -> None:
     check_any(content, "fr_rank_0.json")

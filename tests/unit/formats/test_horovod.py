@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -17,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
 from tests.conftest import shared_file
+from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, run_or_refusal
 
 WAITS = ("WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA", "QUEUE")
@@ -496,7 +497,7 @@ def check_sums(content: bytes) -> None:
             assert sum(parts) == by_name[subject, name]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), seed=st.integers(0, 5), modern=st.booleans())
 def test_any_change_of_the_text_gives_figures_that_add_up_or_a_refusal(
     data: st.DataObject, seed: int, modern: bool
@@ -504,7 +505,7 @@ def test_any_change_of_the_text_gives_figures_that_add_up_or_a_refusal(
     check_sums(data.draw(mutations(random_timeline(seed, modern=modern).text())))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data(), seed=st.integers(0, 5))
 def test_any_value_in_any_place_gives_figures_that_add_up_or_a_refusal(data: st.DataObject, seed: int) -> None:
     events = [json.loads(event) for event in random_timeline(seed, modern=True).events]

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -17,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
 from overlapscope.ingest.registry import MAX_SEARCHED_BYTES, find_reader, read_head
+from tests.support.examples import examples
 from tests.support.hostile import analyze_or_refuse, mutations, with_odd_numbers
 
 Times = dict[str, list[float]]
@@ -351,7 +352,7 @@ PIECES = tuple(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(PIECES).flatmap(lambda text: mutations(text.encode()) | with_odd_numbers(text)))
 def test_any_change_of_the_text_gives_times_or_a_refusal(content: bytes) -> None:
     analysis = analyze_or_refuse(content)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import InputError, OverlapScopeError
@@ -32,6 +32,7 @@ from overlapscope.timeline.facts import ANSWERS
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, Version, call, choice, initialised
 
 OLD, NEW = VERSIONS[3], VERSIONS[7]
@@ -510,7 +511,7 @@ def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
     return found
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data())
 def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
     choices = TuningChoices()
@@ -918,7 +919,7 @@ def logs(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(logs(), st.sampled_from([1, 64, 500, 4 << 20]))
 def test_calls_are_those_that_a_plain_reader_finds(
     tmp_path_factory: pytest.TempPathFactory, text: str, batch: int
@@ -1024,7 +1025,7 @@ TOKENS = [
 CHANGES = st.tuples(st.integers(0, len(SAMPLE)), st.integers(0, 40), st.sampled_from(TOKENS))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(CHANGES, min_size=1, max_size=8))
 def test_a_mutated_log_gives_a_reading_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, bytes]]

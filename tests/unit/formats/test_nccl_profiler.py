@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -23,6 +23,7 @@ from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 
 
@@ -357,7 +358,7 @@ spoiled_files = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(content=spoiled_files)
 def test_spoiled_dumps_give_a_result_or_one_error(content: bytes) -> None:
     reading = reading_or_refusal(READER, content)

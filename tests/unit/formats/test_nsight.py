@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -38,6 +38,7 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import overwritten, reading_or_refusal
 from tests.support.oracle import Pieces, both, merged, split, total
 from tests.support.writers.nsight import (
@@ -895,7 +896,7 @@ def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return Export(**SMALL, schemas=SCHEMAS, environment={"RANK": "0"}).write(path).read_bytes()
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_any_damage_ends_in_a_result_or_a_located_error(small_export: bytes, data: st.DataObject) -> None:
     reading = reading_or_refusal(nsight.READER, data.draw(overwritten(small_export)), "x.sqlite")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
@@ -20,6 +20,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COPY, NONE, RUNTIME, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
+from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 from tests.support.oracle import split
 
@@ -325,7 +326,7 @@ BASE = process(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(document=odd_documents(BASE))
 def test_any_odd_value_ends_in_a_result_or_a_located_error(document: Any) -> None:
     reading = reading_or_refusal(rocprof.READER, json.dumps({"rocprofiler-sdk-tool": [document]}).encode())
@@ -333,7 +334,7 @@ def test_any_odd_value_ends_in_a_result_or_a_located_error(document: Any) -> Non
         assert (each.spans.end_ns >= each.spans.start_ns).all()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(content=mutations(json.dumps({"rocprofiler-sdk-tool": [BASE]}).encode()))
 def test_any_damaged_byte_ends_in_a_result_or_a_located_error(content: bytes) -> None:
     reading = reading_or_refusal(rocprof.READER, content)

@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.flight_recorder.safe_pickle import decode_plain
 from tests.conftest import ROOT
+from tests.support.examples import examples
 from tests.support.writers.flight_recorder import Entry, dump
 
 plain = st.recursive(
@@ -288,19 +289,19 @@ def check_as_pickle_does(content: bytes) -> None:
         assert repr(pickle.loads(content[:length])) == repr(value)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(program=st.lists(pieces, max_size=30))
 def test_any_program_of_opcodes_is_read_as_pickle_reads_it_or_refused(program: list[bytes]) -> None:
     check_as_pickle_does(b"\x80\x02" + b"".join(program) + b".")
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(content=st.binary(max_size=60))
 def test_any_bytes_are_read_as_pickle_reads_them_or_refused(content: bytes) -> None:
     check_as_pickle_does(content)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(
     changes=st.lists(st.tuples(st.integers(0, len(DUMP) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, len(DUMP)),

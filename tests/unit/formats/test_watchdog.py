@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -22,6 +22,7 @@ from overlapscope.timeline.columns import NONE, enum_values, size
 from overlapscope.timeline.facts import Facts, Messages
 from tests.conftest import ROOT
 from tests.support.builders import spelled
+from tests.support.examples import examples
 from tests.support.hostile import read_or_refuse, recognises
 
 HEAD = "[rank{rank}]:[E1206 18:44:12.715298746 ProcessGroupNCCL.cpp:607]"
@@ -350,7 +351,7 @@ HOSTILE = ["[rank0]:[E", "[PG ID 0 PG GUID 0("]
 SAMPLES = [caught(5), failed(0, 5, 6, 4), notified(1, 4, 4), caught(2**70, rank=9_999_999), *HOSTILE]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     parts=st.lists(st.sampled_from(SAMPLES) | st.text(max_size=8), max_size=6),
     changes=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=8),
@@ -365,7 +366,7 @@ def test_any_line_gives_facts(parts: list[str], changes: list[tuple[int, int]]) 
         assert number == NONE or 0 <= number <= 1 << 20
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.lists(st.sampled_from(SAMPLES) | st.text(max_size=20), min_size=1, max_size=10))
 def test_any_log_is_read_or_refused(tmp_path: Path, content: list[str]) -> None:
     path = tmp_path / "job.log"

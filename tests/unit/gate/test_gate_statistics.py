@@ -20,6 +20,7 @@ from overlapscope.gate.statistics import (
     student_quantile,
     tail_probabilities,
 )
+from tests.support.examples import examples
 
 RUNS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
@@ -28,7 +29,7 @@ def middle_ranks(values: list[float]) -> list[float]:
     return [sum(o < v for o in values) + (sum(o == v for o in values) + 1) / 2 for v in values]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(base=RUNS, candidate=RUNS)
 def test_the_permutation_test_counts_every_way_to_choose_the_candidates_runs(
     base: list[int], candidate: list[int]

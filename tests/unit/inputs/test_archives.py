@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import overlapscope
@@ -23,6 +23,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import archives, unpacked
 from overlapscope.ingest.parsing import gzip_stream
 from tests.conftest import needs_archives, shared_file
+from tests.support.examples import examples
 from tests.support.writers.kineto import distributed, training, write, write_job
 
 pytestmark = [pytest.mark.usefixtures("temporary_folder"), needs_archives]
@@ -370,7 +371,7 @@ def test_an_error_names_the_member_on_one_line(tmp_path: Path, capsys: pytest.Ca
     assert f"{archive}/a/broken.json" in lines[0]
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("kind", PACKERS)
 def test_damage_ends_in_a_run_or_an_input_error(kind: str, data: st.DataObject, tmp_path: Path) -> None:

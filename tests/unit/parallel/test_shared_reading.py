@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -35,6 +35,7 @@ from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.columns import NONE, Columns
 from tests.conftest import ROOT
+from tests.support.examples import examples
 from tests.support.reading_processes import Here, PoolHere, dead
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
@@ -147,7 +148,7 @@ def test_shares_give_what_one_process_finds(tmp_path: Path, content: bytes, comp
     assert executor.given == [True] * (shares - 1)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120, deadline=None)
 @given(
     which=st.integers(0, len(CONTENTS) - 1),
     damage=st.lists(st.tuples(st.floats(0, 1), st.sampled_from(b'"{}[],\\x00 ')), max_size=3),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import NotATraceError
@@ -13,6 +13,7 @@ from overlapscope.ingest.build.kernel_names import may_describe_collective
 from overlapscope.ingest.formats.kineto.events import EventCollector
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.parsing.event_chunks import EventChunks
+from tests.support.examples import examples
 from tests.support.writers.kineto import (
     BACKWARD,
     DIALECTS,
@@ -193,7 +194,7 @@ EVERYTHING = [
 FORMS = st.fixed_dictionaries(dict.fromkeys(("metadata_after", "array", "indent", "ph_first"), st.booleans()))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(DIALECTS), FORMS, st.integers(8, 20_000), st.integers(1, 5000))
 def test_the_size_of_pieces_and_blocks_never_shows(
     dialect: Dialect, form: dict[str, bool], size: int, block: int

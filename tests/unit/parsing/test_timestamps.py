@@ -4,10 +4,11 @@ from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from tests.support.examples import examples
 
 BOOT_CLOCK_NS = 4_400_000_000_000_000
 """51 days of uptime, in nanoseconds: 4.4e12 microseconds, where a double steps by almost a nanosecond."""
@@ -25,7 +26,7 @@ def exact(text: str) -> int:
         return int((Decimal(text) * 1000).to_integral_value(ROUND_HALF_EVEN))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.integers(-BOOT_CLOCK_NS, 2 * BOOT_CLOCK_NS - 10**13), min_size=1, max_size=20))
 def test_a_double_with_three_decimals_gives_the_nanosecond_that_was_written(times):
     assert microseconds_to_ns([float(written(ns)) for ns in times]).tolist() == times
@@ -90,7 +91,7 @@ def test_what_is_no_time_and_what_a_double_does_not_hold_is_left_to_the_text(val
         microseconds_to_ns(values)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.integers(-(2**60), 2**60), max_size=10))
 def test_text_gives_the_nanosecond_that_was_written(times):
     found, good = text_to_ns([written(ns) for ns in times])
@@ -98,7 +99,7 @@ def test_text_gives_the_nanosecond_that_was_written(times):
     assert good.all()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.decimals(min_value=-(10**15), max_value=10**15, places=6))
 def test_text_with_more_decimals_gives_the_nearest_nanosecond_ties_to_even(number):
     found, good = text_to_ns([str(number)])
@@ -106,7 +107,7 @@ def test_text_with_more_decimals_gives_the_nearest_nanosecond_ties_to_even(numbe
     assert found.tolist() == [exact(str(number))]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(-(10**9), 10**9), st.integers(-6, 6))
 def test_text_in_scientific_notation_is_exact(mantissa, exponent):
     text = f"{mantissa}e{exponent:+d}"
@@ -147,7 +148,7 @@ TOKENS = (
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(TOKENS, min_size=1, max_size=12))
 def test_texts_read_together_mean_what_each_means_alone(tokens):
     found, good = text_to_ns(tokens)

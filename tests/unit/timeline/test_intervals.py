@@ -1,7 +1,7 @@
 """Sets of time against a raster with one cell a nanosecond."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.timeline.intervals import (
@@ -28,6 +28,7 @@ from tests.support.builders import (
     pairs_of,
     raster,
 )
+from tests.support.examples import examples
 
 windows = st.tuples(instants, instants)
 ordered_windows = windows.map(lambda window: (min(window), max(window))).filter(lambda window: window[0] < window[1])
@@ -44,7 +45,7 @@ def assert_well_formed(value: Intervals) -> None:
     assert (value.ends[:-1] < value.starts[1:]).all(), "intervals are out of order, overlap or touch"
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(intervals, max_size=4))
 def test_a_union_covers_what_any_interval_of_any_part_covers(parts):
     result = union(*(columns_of_pairs(part) for part in parts))
@@ -94,7 +95,7 @@ def test_nothing_has_no_parts():
         assert (owner.dtype, owner.tolist()) == (np.int64, [])
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(intervals, intervals)
 def test_an_intersection_covers_what_both_cover(first, second):
     result = intersection(of(first), of(second))
@@ -102,7 +103,7 @@ def test_an_intersection_covers_what_both_cover(first, second):
     assert pairs_of(result) == blocks(raster(first) & raster(second))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(intervals, intervals)
 def test_a_difference_covers_what_only_the_first_covers(first, second):
     result = difference(of(first), of(second))
@@ -110,7 +111,7 @@ def test_a_difference_covers_what_only_the_first_covers(first, second):
     assert pairs_of(result) == blocks(raster(first) & ~raster(second))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(intervals, windows)
 def test_a_complement_covers_the_rest_of_its_window(pairs, window):
     result = complement(of(pairs), *window)
@@ -118,7 +119,7 @@ def test_a_complement_covers_the_rest_of_its_window(pairs, window):
     assert pairs_of(result) == blocks(raster([window]) & ~raster(pairs))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(intervals, ordered_windows)
 def test_a_clip_covers_what_lies_inside_its_window(pairs, window):
     result = clip(of(pairs), *window)
@@ -126,7 +127,7 @@ def test_a_clip_covers_what_lies_inside_its_window(pairs, window):
     assert pairs_of(result) == blocks(raster(pairs) & raster([window]))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(intervals, instants, st.integers(0, 10))
 def test_a_clip_to_an_empty_or_reversed_window_is_empty(pairs, start, back):
     result = clip(of(pairs), start, start - back)
@@ -134,7 +135,7 @@ def test_a_clip_to_an_empty_or_reversed_window_is_empty(pairs, start, back):
     assert pairs_of(result) == []
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(intervals, intervals)
 def test_lengths_add_up_exactly(first, second):
     a, b = of(first), of(second)
@@ -143,7 +144,7 @@ def test_lengths_add_up_exactly(first, second):
     assert length(a) == length(intersection(a, b)) + length(difference(a, b))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(intervals, st.lists(instants, max_size=8))
 def test_busy_time_before_a_moment_counts_the_covered_cells_before_it(pairs, times):
     cells = raster(pairs)
@@ -152,7 +153,7 @@ def test_busy_time_before_a_moment_counts_the_covered_cells_before_it(pairs, tim
     assert counted.tolist() == [cells[: time - FIRST_NS].sum() for time in times]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(intervals, st.lists(windows, max_size=8))
 def test_busy_time_within_windows_counts_the_covered_cells_inside(pairs, asked):
     cells = raster(pairs)
@@ -172,7 +173,7 @@ def test_busy_time_takes_a_single_moment_as_well():
     assert int(busy.within(3, 9)) == 4
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(intervals, intervals, st.tuples(moments, moments))
 def test_moving_everything_by_fifty_years_moves_the_results_and_nothing_else(first, second, window):
     """A double steps by 256 ns at these times: any detour through one would show."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.timeline.columns import NONE
@@ -19,6 +19,7 @@ from overlapscope.timeline.rows import (
     sum_by,
     values_in,
 )
+from tests.support.examples import examples
 
 LARGEST = np.iinfo(np.int64).max
 VALUES = st.one_of(st.integers(0, 3), st.integers(-5, 1 << 40), st.sampled_from([NONE, LARGEST, -1, 0]))
@@ -37,14 +38,14 @@ def columns(draw: st.DrawFn) -> list[np.ndarray]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300, deadline=None)
 @given(columns())
 def test_rows_are_in_the_order_of_their_columns_and_equals_stay_as_they_were(given: list[np.ndarray]) -> None:
     rows = list(zip(*(each.tolist() for each in given), strict=True))
     assert sort_order(*given).tolist() == sorted(range(len(rows)), key=rows.__getitem__)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300, deadline=None)
 @given(columns())
 def test_distinct_rows_are_numbered_in_the_order_of_their_first(given: list[np.ndarray]) -> None:
     rows = list(zip(*(each.tolist() for each in given), strict=True))
@@ -67,7 +68,7 @@ def test_many_values_are_put_in_order_however_few_of_them_are_out_of_it(falls: i
     assert num_falls(ascending(values)) == 0
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, deadline=None)
 @given(st.lists(VALUES, max_size=20), st.lists(VALUES, max_size=20))
 def test_values_among_others_are_those_that_occur_there(values: list[int], others: list[int]) -> None:
     found = are_among(np.array(values, np.int64), np.array(others, np.int64))
@@ -88,7 +89,7 @@ def test_a_row_fits_by_its_name_and_one_without_a_name_does_not() -> None:
     assert rows_named(np.empty(0, np.int32), (), fits).tolist() == []
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.one_of(st.integers(-9, 9), st.integers(NONE // 64, LARGEST // 64)))),
     st.integers(7, 9),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from overlapscope.whatif.replay.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
 from overlapscope.whatif.workload.workload import Interference, without_interference
+from tests.support.examples import examples
 
 
 def one_rank(
@@ -221,7 +222,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(job=jobs())
 def test_events_and_the_slow_simulator_agree(job: Job) -> None:
     ended, times, exposed = slowly(job)

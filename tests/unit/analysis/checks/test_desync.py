@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.ingest.read_run import read_inputs
+from tests.support.examples import examples
 from tests.support.writers.flight_recorder import BEGUN_NS, SECOND_NS, Entry, dump, write_pickle
 from tests.unit.formats.test_watchdog import caught, failed, notified
 
@@ -184,7 +185,7 @@ def test_uneven_exchanges_are_nothing(tmp_path: Path) -> None:
     assert findings(tmp_path, calls, all_of(2)) == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**9))
 def test_a_healthy_job_dumped_at_any_moments_gives_no_warning(tmp_path: Path, seed: int) -> None:
     """Ranks run one program, each as far as the others let it, and are dumped at moments of their own."""
@@ -215,7 +216,7 @@ def test_a_healthy_job_dumped_at_any_moments_gives_no_warning(tmp_path: Path, se
         assert set(finding.evidence["missing_ranks"]) <= behind
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**9))
 def test_whoever_skips_a_collective_is_named_and_nobody_else(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.builders import EPOCH_NS, Span, instants, intervals, raster, spans_table
+from tests.support.examples import examples
 
 kinds = st.fixed_dictionaries({COMM: intervals, COMPUTE: intervals, COPY: intervals})
 windows = st.tuples(instants, instants).map(lambda window: (min(window), max(window)))
@@ -66,13 +67,13 @@ def check(breakdown: Breakdown, expected: dict[str, int | float | None]) -> None
     assert breakdown.overlapped_ns + breakdown.compute_only_ns == breakdown.compute_ns
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(kinds, disjoint_windows)
 def test_several_windows_together_are_what_the_raster_counts_in_all_of_them(of, windows):
     check(coverage(of).breakdown(*windows), measured(of, windows))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(kinds, windows)
 def test_shifting_a_clock_changes_no_breakdown(of, window):
     here = coverage(of).breakdown(window)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Mark, Op, cpu_run
+from tests.support.examples import examples
 from tests.support.rank_rows import rank_timeline
 
 LANES, SLOT, SLOTS = 2, 16, 4
@@ -139,7 +140,7 @@ def raster_of(timeline: RankTimeline, pieces: OperationPieces | None) -> Raster:
     return found
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(nested(0, LAST), works())
 def test_a_thread_is_in_the_operation_that_began_last_and_has_not_ended_where_it_computes(
     events: list[Event], spans: list[Work]
@@ -179,7 +180,7 @@ def test_it_is_not_known_with_a_device_or_without_host_events_or_without_compute
             assert step_operations(timeline, pieces, ()) is None
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(nested(0, LAST), works(), st.lists(st.tuples(st.integers(0, LANES), st.integers(0, LAST)), max_size=12))
 def test_parts_inside_intervals_are_what_of_the_pieces_each_thread_did_there(
     events: list[Event], spans: list[Work], edges: list[tuple[int, int]]
@@ -207,7 +208,7 @@ ROLES = ("step", "cut", "empty", "none")
 """What a slot of time is: a complete step, one that was recorded in part, a step without a window, and none."""
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.tuples(*(nested(at * SLOT, (at + 1) * SLOT) for at in range(SLOTS))),
     works(),
