@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.timeline.run import Run
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.hostile import mutations, odd_documents, run_or_refusal
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,

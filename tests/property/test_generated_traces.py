@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import overlapscope
+from tests.property.examples import examples
 from tests.support import oracle
-from tests.support.examples import examples
 from tests.unit.analysis.figures.test_real_traces import figures, named_nccl_or_multimem
 
 KERNELS = ("void cutlass::Kernel<gemm>(Params)", "triton_poi_fused_add_0", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")

@@ -18,8 +18,8 @@ from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
+from tests.property.examples import examples
 from tests.property.synthetic import Job, Layout, run_of, simulate
-from tests.support.examples import examples
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
 WAITING, EXPOSED, TAIL = "peer_compute", "dependency", "tail"

@@ -19,7 +19,7 @@ from overlapscope.ingest.build.collective_args import (
     tensor_elements,
 )
 from overlapscope.timeline.operations import ITEM_BYTES, full_elements
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 SHOWN = 30
 """Ranks that the profiler writes before it cuts a list."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.timeline.columns import NONE, Annotations, make
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 Range = tuple[int, int, int]
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
+from tests.property.examples import examples
 from tests.support.builders import EPOCH_NS, Recording, Span, Step, timeline
-from tests.support.examples import examples
 
 TWO_STEPS = (Step(step=1, start=100, end=200), Step(step=2, start=200, end=300))
 LAUNCHED_BY_BOTH = (

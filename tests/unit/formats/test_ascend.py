@@ -28,8 +28,8 @@ from overlapscope.ingest.reader import ReadContext, Reader, Reading
 from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, RUNTIME, UNCLASSIFIED
 from tests.conftest import shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import reading_or_refusal, spoiled
 
 SAMPLE = "ascend/msinsight_text_level0"

@@ -15,7 +15,7 @@ from overlapscope.analysis.exposure.collectives import bus_factor
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.hostile import analyze_or_refuse, mutations, with_odd_numbers
 
 LOGGED_AS = {

@@ -26,8 +26,8 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import reading_or_refusal, spoiled
 from tests.support.writers.kineto import (
     BACKWARD,

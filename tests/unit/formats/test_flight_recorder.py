@@ -26,8 +26,8 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import UNKNOWN_RANK, Group
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal, run_or_refusal
 from tests.support.writers.flight_recorder import (
     BEGUN_NS,

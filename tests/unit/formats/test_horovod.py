@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
 from tests.conftest import shared_file
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.hostile import mutations, odd_documents, run_or_refusal
 
 WAITS = ("WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA", "QUEUE")

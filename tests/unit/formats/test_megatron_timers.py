@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
 from overlapscope.ingest.registry import MAX_SEARCHED_BYTES, find_reader, read_head
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.hostile import analyze_or_refuse, mutations, with_odd_numbers
 
 Times = dict[str, list[float]]

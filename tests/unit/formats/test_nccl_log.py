@@ -31,8 +31,8 @@ from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.facts import ANSWERS
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, Version, call, choice, initialised
 
 OLD, NEW = VERSIONS[3], VERSIONS[7]

@@ -22,8 +22,8 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 
 

@@ -37,8 +37,8 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import overwritten, reading_or_refusal
 from tests.support.oracle import Pieces, both, merged, split, total
 from tests.support.writers.nsight import (
@@ -716,6 +716,94 @@ def test_a_payload_that_does_not_agree_with_itself_is_not_read(tmp_path: Path, d
     reading, stated = with_payloads(tmp_path, "ncclAllReduce", damaged)
     assert stated["bytes"] is None
     assert any("1 NCCL payloads" in warning for warning in reading.source.warnings)
+
+
+MESSAGE = "ncclDevKernel_SendRecv(x)"
+SENT = '{"NCCL communicator ID": 43981, "Message size [bytes]": 4096, "Peer rank": 1}'
+
+
+def with_json(tmp_path: Path, *said: str | None, op: str = "ncclSend") -> Reading:
+    """Return what is read of a call in a group of its own for each payload."""
+    calls = list(enumerate(said, 1))
+    path = export(
+        tmp_path,
+        kernels=[Kernel(name=MESSAGE, start=100 * at, end=100 * at + 9, correlation=at) for at, _ in calls],
+        calls=[launch(100 * at - 15, at) for at, _ in calls],
+        ranges=[Range(text=op, start=100 * at - 20, end=100 * at - 9, json=text) for at, text in calls],
+    )
+    return read(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(SENT, id="numbers"),
+        pytest.param(SENT.replace("43981", '"43,981"'), id="a number as text"),
+        pytest.param(SENT.replace("}", ', "Stream": 1.5, "more": {}}'), id="other fields"),
+    ],
+)
+def test_payloads_as_json_give_size_communicator_and_peer(tmp_path: Path, text: str) -> None:
+    reading = with_json(tmp_path, text, text)
+    (timeline,) = reading.timelines
+    calls = timeline.collectives
+    assert ops_of(timeline) == ["send", "send"]
+    assert calls.bytes.tolist() == [4096, 4096], "in the row, and as a registered string"
+    assert {timeline.names[code] for code in calls.group.tolist()} == {"0xabcd"}
+    assert calls.peer.tolist() == [1, 1]
+    assert reading.peers_in_groups, "the peer is a rank in the communicator"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "7", '{"Peer rank": -1}', '{"Peer rank": 1.5}', '{"Message size [bytes]": true}', "x" * 9999]
+)
+def test_json_that_is_no_payload_is_not_read_and_counted(tmp_path: Path, text: str) -> None:
+    reading = with_json(tmp_path, text)
+    calls = only(tmp_path / "x.sqlite").collectives
+    assert (calls.bytes.tolist(), calls.peer.tolist(), calls.group.tolist()) == ([NONE], [NONE], [-1])
+    assert any("1 NCCL payloads" in warning for warning in reading.source.warnings)
+
+
+def test_a_blob_names_the_peer_too(tmp_path: Path) -> None:
+    fields = {"NCCL communicator ID": (None, 18), "Message size [bytes]": (8, 22), "Peer rank": (16, 5)}
+    body = struct.pack("<QQii", 0xABCD, 4096, 3, 0)
+    path = export(
+        tmp_path, kernels=[Kernel(name=MESSAGE, start=100, end=109, correlation=1)], calls=[launch(85, 1)],
+        ranges=[Range(text="ncclRecv", start=80, end=91, domain=1, blob=payload(1, 9, body))],
+        schemas=[(1, 9, 24, fields)],
+    )  # fmt: skip
+    calls = only(path).collectives
+    assert (calls.bytes.tolist(), calls.peer.tolist()) == ([4096], [3])
+
+
+def test_a_group_of_messages_has_a_peer_where_all_are_with_the_same(tmp_path: Path) -> None:
+    def grouped(*peers: int) -> list[int]:
+        said = [SENT.replace('rank": 1', f'rank": {peer}') for peer in peers]
+        path = export(
+            tmp_path, kernels=[Kernel(name=MESSAGE, start=100, end=109, correlation=1)], calls=[launch(85, 1)],
+            ranges=[
+                Range(text="ncclGroupStart", start=10, end=12),
+                *(Range(text="ncclSend", start=20 + at, end=21 + at, json=text) for at, text in enumerate(said)),
+                Range(text="ncclGroupEnd", start=80, end=91),
+            ],
+        )  # fmt: skip
+        return only(path).collectives.peer.tolist()
+
+    assert grouped(2, 2) == [2]
+    assert grouped(1, 2) == [NONE]
+
+
+def test_peers_of_a_job_are_its_ranks_where_both_ends_of_messages_agree(tmp_path: Path) -> None:
+    """Stages 0 and 1 of two: each says of the other its rank in the communicator."""
+    for rank, op in ((0, "ncclSend"), (1, "ncclRecv")):
+        Export(
+            kernels=[Kernel(name=MESSAGE, start=100, end=109, correlation=1)], calls=[launch(85, 1)],
+            ranges=[Range(text=op, start=80, end=91, json=SENT.replace('rank": 1', f'rank": {1 - rank}'))],
+            environment={"RANK": str(4 * rank), "WORLD_SIZE": "8"},
+        ).write(tmp_path / f"job.{rank}.sqlite")  # fmt: skip
+    run = read_inputs([tmp_path])
+    assert {rank: each.collectives.peer.tolist() for rank, each in run.ranks.items()} == {0: [4], 4: [0]}
+    alone = read_inputs([tmp_path / "job.1.sqlite"])
+    assert alone.ranks[4].collectives.peer.tolist() == [NONE], "the other member was not recorded"
 
 
 def test_a_schema_that_two_processes_describe_differently_is_not_used(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COPY, NONE, RUNTIME, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 from tests.support.oracle import split
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.flight_recorder.safe_pickle import decode_plain
 from tests.conftest import ROOT
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.writers.flight_recorder import Entry, dump
 
 plain = st.recursive(

@@ -21,8 +21,8 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, enum_values, size
 from overlapscope.timeline.facts import Facts, Messages
 from tests.conftest import ROOT
+from tests.property.examples import examples
 from tests.support.builders import spelled
-from tests.support.examples import examples
 from tests.support.hostile import read_or_refuse, recognises
 
 HEAD = "[rank{rank}]:[E1206 18:44:12.715298746 ProcessGroupNCCL.cpp:607]"

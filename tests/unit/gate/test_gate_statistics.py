@@ -20,7 +20,7 @@ from overlapscope.gate.statistics import (
     student_quantile,
     tail_probabilities,
 )
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 RUNS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 

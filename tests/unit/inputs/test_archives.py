@@ -23,7 +23,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import archives, unpacked
 from overlapscope.ingest.parsing import gzip_stream
 from tests.conftest import needs_archives, shared_file
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.writers.kineto import distributed, training, write, write_job
 
 pytestmark = [pytest.mark.usefixtures("temporary_folder"), needs_archives]

@@ -35,7 +35,7 @@ from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.columns import NONE, Columns
 from tests.conftest import ROOT
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.reading_processes import Here, PoolHere, dead
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,

@@ -13,7 +13,7 @@ from overlapscope.ingest.build.kernel_names import may_describe_collective
 from overlapscope.ingest.formats.kineto.events import EventCollector
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.parsing.event_chunks import EventChunks
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.writers.kineto import (
     BACKWARD,
     DIALECTS,

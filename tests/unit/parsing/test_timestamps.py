@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 BOOT_CLOCK_NS = 4_400_000_000_000_000
 """51 days of uptime, in nanoseconds: 4.4e12 microseconds, where a double steps by almost a nanosecond."""

@@ -16,6 +16,7 @@ from overlapscope.timeline.intervals import (
     parts_inside,
     union,
 )
+from tests.property.examples import examples
 from tests.support.builders import (
     EPOCH_NS,
     FIRST_NS,
@@ -28,7 +29,6 @@ from tests.support.builders import (
     pairs_of,
     raster,
 )
-from tests.support.examples import examples
 
 windows = st.tuples(instants, instants)
 ordered_windows = windows.map(lambda window: (min(window), max(window))).filter(lambda window: window[0] < window[1])

@@ -19,7 +19,7 @@ from overlapscope.timeline.rows import (
     sum_by,
     values_in,
 )
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 LARGEST = np.iinfo(np.int64).max
 VALUES = st.one_of(st.integers(0, 3), st.integers(-5, 1 << 40), st.sampled_from([NONE, LARGEST, -1, 0]))

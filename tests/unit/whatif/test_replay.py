@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from overlapscope.whatif.replay.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
 from overlapscope.whatif.workload.workload import Interference, without_interference
-from tests.support.examples import examples
+from tests.property.examples import examples
 
 
 def one_rank(

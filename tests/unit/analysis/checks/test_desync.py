@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.ingest.read_run import read_inputs
-from tests.support.examples import examples
+from tests.property.examples import examples
 from tests.support.writers.flight_recorder import BEGUN_NS, SECOND_NS, Entry, dump, write_pickle
 from tests.unit.formats.test_watchdog import caught, failed, notified
 

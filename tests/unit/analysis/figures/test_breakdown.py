@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
+from tests.property.examples import examples
 from tests.support.builders import EPOCH_NS, Span, instants, intervals, raster, spans_table
-from tests.support.examples import examples
 
 kinds = st.fixed_dictionaries({COMM: intervals, COMPUTE: intervals, COPY: intervals})
 windows = st.tuples(instants, instants).map(lambda window: (min(window), max(window)))

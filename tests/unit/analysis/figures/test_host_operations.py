@@ -27,8 +27,8 @@ from overlapscope.report.text.analysis import empty_ranges_text, render
 from overlapscope.report.text.critical_path import critical_path_text
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.property.examples import examples
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Mark, Op, cpu_run
-from tests.support.examples import examples
 from tests.support.rank_rows import rank_timeline
 
 LANES, SLOT, SLOTS = 2, 16, 4
