@@ -270,10 +270,13 @@ def advise(
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs), _not_looked_for(analysis)
     of_hosts += [words for words in _what_compute_is(analysis, alone) if not any(words in each.title for each in found)]
-    if come_first:
-        return found, of_hosts
-    from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
+    from overlapscope.advice.replayed_settings import (  # noqa: PLC0415 - `by_rules` replays nothing
+        by_replay,
+        with_replayed_prefetch,
+    )
 
+    if come_first:
+        return _finished(with_replayed_prefetch(run, cross_rank, found, graphs), job_kind(run), analysis), of_hosts
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
     if not analysis.run.has_device and (
         lack_cores(analysis.findings) or _transfers_stall(analysis) or _transfers_as_fast_as_casts(analysis)
@@ -292,7 +295,7 @@ def advise(
 def _transfers_stall(analysis: Analysis) -> bool:
     """Return whether hosts stand still, or transfers took at least twice as long as the fastest of their size."""
     causes = analysis.headline.causes
-    transfer = sum(causes.get(each, 0) for each in ("ahead", "dependency", "tail"))
+    transfer = sum(causes.get(each, 0) for each in ("ahead", "dependency", "host_waited", "tail"))
     still = any(each.id == "standing_still" for each in analysis.findings)
     slow = causes.get("slow_transfer", 0)
     return still or slow >= max(transfer, 1)

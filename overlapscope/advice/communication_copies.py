@@ -42,6 +42,21 @@ NEARLY_ALL: Final = 0.9
 """Share of the bytes gathered as floating-point numbers that is called all of them. A choice: norms may stay in 32
 bits."""
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
+SHARDED: Final = "copies around gathers and reductions"
+"""Where DeepSpeed shards parameters."""
+LESS: Final = {
+    "fsdp2": (
+        "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows",
+        "fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics",
+    ),
+    "deepspeed": (
+        '{"zero_optimization": {"stage3_max_live_parameters": 1e12, "stage3_max_reuse_distance": 1e12}}  '
+        "# keeps what it gathers in forward, where memory allows",
+        '{"bf16": {"enabled": true}}  # half; changes numerics',
+    ),
+}
+"""By framework what gathers less, and what halves the rest. DeepSpeed keeps parameters gathered that are used again
+within so many (https://www.deepspeed.ai/docs/config-json/)."""
 
 
 class _Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +82,13 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where settings that are not in effect can save such copies that take long enough."""
     spent = _mean([_copied(given, timeline, windows) for timeline, windows in given.some_at_hand()])
     fsdp = spent.gathers + spent.gradients
-    of_fsdp, saved = _of_fsdp(given, spent) if fsdp else ("", 0.0)
+    shards = "deepspeed" if {"deepspeed", "fsdp2"} & {*given.job.frameworks} == {"deepspeed"} else "fsdp2"
+    of_fsdp, saved = _of_sharded(given, spent, shards) if fsdp else ("", 0.0)
     lost = saved + spent.ddp + spent.ddp_idle
     if not given.is_worth(lost):
         return None
-    took = {kind: ns for kind, ns in ((FSDP_OUT, fsdp if of_fsdp else 0.0), (DDP, spent.ddp)) if ns}
+    sharded = FSDP_OUT if shards == "fsdp2" else SHARDED
+    took = {kind: ns for kind, ns in ((sharded, fsdp if of_fsdp else 0.0), (DDP, spent.ddp)) if ns}
     kinds = " and ".join(sorted(took, key=lambda kind: -took[kind]))
     most = f", of which {ms(saved + spent.ddp)} can be saved at most" if of_fsdp and saved < fsdp else ""
     idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
@@ -85,7 +102,7 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         # the device saves as much as it idled meanwhile, or for launches that came late for it.
         at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, min(spent.ddp_host, spent.launches)),
         loss_ns=round(lost),
-        apply={**({"ddp": of_ddp} if DDP in took else {}), **({"fsdp2": of_fsdp} if of_fsdp else {})},
+        apply={**({"ddp": of_ddp} if DDP in took else {}), **({shards: of_fsdp} if of_fsdp else {})},
         evidence={kind: round(ns) for kind, ns in took.items()}
         | ({"saved_at_most_ns": round(saved)} if of_fsdp else {})
         | ({"host_ns": round(spent.ddp_host)} if spent.ddp_host else {}),
@@ -101,10 +118,10 @@ def _mean(ranks: Sequence[_Copied]) -> _Copied:
     return _Copied(**{part: sum(getattr(each, part) for each in ranks) / max(len(ranks), 1) for part in parts})
 
 
-def _of_fsdp(given: RuleInput, spent: _Copied) -> tuple[str, float]:
-    """Return what copies less with FSDP2, empty where all of it is in effect; and what it saves at most, in ns."""
-    gathers = "fully_shard(module, reshard_after_forward=False)  # gathers and copies once a step, where memory allows"
-    half = "fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # half; changes numerics"
+def _of_sharded(given: RuleInput, spent: _Copied, shards: str) -> tuple[str, float]:
+    """Return what copies less with the framework that shards parameters, empty where all of it is in effect; and what
+    it saves at most, in ns."""
+    gathers, half = LESS[shards]
     again, wide = spent.in_backward > 0, not _in_sixteen_bits(given)
     rest = spent.gathers - spent.in_backward + spent.gradients
     return "\n".join([gathers] * again + [half] * wide), spent.in_backward + (rest / 2 if wide else 0.0)

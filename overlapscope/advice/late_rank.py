@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import to_builtins
 
 from overlapscope.advice.rule_input import ms
-from overlapscope.advice.slower_in_turn import NO_LONGER, SlowerInTurn
+from overlapscope.advice.slower_in_turn import SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -205,6 +205,7 @@ def _recommended(
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     replayed, per = _removal(straggler, _window(analysis))
     gain_ns, low_ns, high_ns = replayed or (None, None, None)
+    is_whole = len(analysis.run.ranks) == analysis.run.world_size
     return Recommendation(
         id="late_rank",
         title=_title(straggler, rank, found, analysis, in_turn, once),
@@ -232,7 +233,7 @@ def _recommended(
         }
         | ({} if once is None else {"one_call": to_builtins(once)}),
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
-        assumed=_assumed(straggler, per) if replayed else [NO_LONGER] if in_turn else [],
+        assumed=_assumed(straggler, per) if replayed else in_turn.assumed(is_whole=is_whole) if in_turn else [],
     )
 
 

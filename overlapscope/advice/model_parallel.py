@@ -21,8 +21,11 @@ EXPERTS: Final = frozenset({"dispatch", "combine"})
 FAR_LARGER: Final = 4
 """Calls that have so many times the bytes are the larger ones of a layer. A choice: its tensors differ by less."""
 FEWER_SMS: Final = {"deepep": "Buffer.set_num_sms(24)  # multiprocessors that dispatch and combine take from compute"}
+BESIDE_ANOTHER_BATCH: Final = (
+    "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch: needs two a step"
+)
 OTHER_DISPATCHER: Final = {
-    "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch\n"
+    "megatron": f"{BESIDE_ANOTHER_BATCH}\n"
     "--moe-token-dispatcher-type flex --moe-enable-deepep  # DeepEP's kernels instead of all_to_all"
 }
 TWO_BATCHES: Final = (
@@ -32,12 +35,15 @@ TWO_BATCHES: Final = (
 BY_LOAD: Final = "vllm serve ... --enable-eplb  # experts moved and copied by load"
 MOSTLY: Final = 0.5
 """Calls of which this share is overlapped are so already. A choice."""
+BESIDE: Final = 0.1
+"""Least share of exposed time beside other calls that is said. A choice."""
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 LAYERS: Final = 4
 """Least calls of one size in forward, and in backward, of what may be layers over ranks. A choice: two a layer."""
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
-    "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
+    "that all of it can be overlapped, as far as a step has time without communication, and that other calls get no "
+    "faster for it: the gain is an upper bound"
 )
 ALL_GONE: Final = "that all of their exposed time is gone: the gain is an upper bound"
 CUSTOM_BYTES: Final = 8 << 20
@@ -65,13 +71,20 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         id="tensor_parallel",
         title=f"{'Shorten or avoid' if serves else _overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
         f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
-        f"{', each of a whole activation' if whole else ''}{_waits_unseen(given)}",
+        f"{_beside(given, rows, exposed)}{', each of a whole activation' if whole else ''}{_waits_unseen(given)}",
         at_most_ns=at_most,
         apply=_serving(given, rows) if serves else _training_tp(whole=whole),
         evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
         measured=["communication of these groups beside which nothing is computed"],
         assumed=[ALL_GONE if serves else ASSUMED, *kept_by_hosts(given, at_most)],
     )
+
+
+def _beside(given: RuleInput, rows: Sequence[CollectiveRow], exposed_ns: float) -> str:
+    """Return how much of the exposed time of these calls other calls are exposed in, too, for a title: it stands in
+    what is said of those as well; empty where that is little."""
+    beside_ns = exposed_ns - given.exposed_ns(rows)
+    return f", {ms(beside_ns)} of it beside other calls" if beside_ns >= BESIDE * exposed_ns > 0 else ""
 
 
 def _waits_unseen(given: RuleInput) -> str:
@@ -81,8 +94,8 @@ def _waits_unseen(given: RuleInput) -> str:
     if given.is_whole or not given.is_worth(longer_ns):
         return ""
     return (
-        f"; at least {ms(longer_ns)} of exposed communication is waiting for ranks that were not recorded, or other "
-        "traffic"
+        f"; at least {ms(longer_ns)} of all exposed communication is waiting for ranks that were not recorded, or "
+        "other traffic"
     )
 
 
@@ -134,7 +147,7 @@ def _training_tp(*, whole: bool) -> dict[str, str]:
         else ""
     )
     return {
-        "megatron": f"{first}--tp-comm-overlap  # calls in pieces beside the matrix products (Transformer Engine)",
+        "megatron": f"{first}--tp-comm-overlap  # calls in pieces beside matrix products (Transformer Engine, NVIDIA)",
         "torch": "torch._inductor.config._micro_pipeline_tp = True  # async TP: with torch.compile, SequenceParallel\n"
         "torch.distributed._symmetric_memory.enable_symm_mem_for_group(tp_group.group_name)",
     }
@@ -173,13 +186,13 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
         given,
         id="expert_parallel",
         title=f"{_overlap(exposed, ran)} the exchange between experts: {ms(exposed)} of a "
-        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))}){why}"
-        f"{_waits_unseen(given)}",
+        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted({row.op for row in rows}))})"
+        f"{_beside(given, rows, exposed)}{why}{_waits_unseen(given)}",
         at_most_ns=at_most,
         apply={"serving": TWO_BATCHES + (f"\n{BY_LOAD}" if uneven else "")}
         if given.job.serves
         else {
-            "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch",
+            "megatron": BESIDE_ANOTHER_BATCH,
         }
         | (FEWER_SMS if any(row.op in EXPERTS for row in rows) else OTHER_DISPATCHER),
         evidence={"exposed_ns": round(exposed), "uneven": uneven is not None},

@@ -1,6 +1,7 @@
 """Which recommendation stands first: the one whose loss, without what another one explains of it, is the largest."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final
 
 from overlapscope.advice.hosts.slow_host import not_computed_ns
@@ -40,6 +41,12 @@ or took no time, ..."""
 OF_BOUND: Final = 0.5
 """... of which this share counts in the order. A choice: calls that depend on each other leave some of it, how much is
 not recorded, while idle time in calls of the host, and what a replay gains, are lost in full."""
+IN_FORWARD: Final = "in_forward"
+"""Where nothing is gathered ahead in either pass, as was seen of nearly all gathers, little of the bound is left by
+calls that depend on each other."""
+TIMES_NEXT: Final = 2
+"""A change of numerics, which costs a comparison of losses, stands before what addresses so many times less. A
+choice."""
 OF_PIPELINE: Final = 1 / 3
 """Evening out stages comes before exposed communication where it addresses this share of the waits between stages: it
 says what to change, and what is left of them is the schedule's. A choice."""
@@ -112,7 +119,8 @@ def ranked(
 ) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, or what they are predicted to gain, where that is
     more, the largest first, then by gain; those without a figure follow. `no_change` comes after them, then changes of
-    numerics, and the trial of compute that no figure bounds; cores that many ranks share first.
+    numerics, but where they address `TIMES_NEXT` times what the next does, and the trial of compute that no figure
+    bounds; cores that many ranks share first.
 
     `steps` divides the figures of those that are of the whole recording; `moved` counts more, or less, of a step for
     some (`moved_ns`). A pause that is longer than the wait for cores comes before them: no scheduler makes it.
@@ -124,18 +132,27 @@ def ranked(
             return 0
         return 1 if comes_first(each) else 2
 
-    def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, float]:
-        gain = gain_ns(each)
-        by_loss = -per_step(each, _weight_ns(each), steps) - (moved or {}).get(each.id, 0)
+    def weight_ns(each: Recommendation) -> float:
+        ns = per_step(each, _weight_ns(each), steps) + (moved or {}).get(each.id, 0)
+        return ns / TIMES_NEXT if each.changes_numerics else ns
+
+    others_ns = [weight_ns(each) for each in found if not each.changes_numerics and each.verdict != "no_change"]
+    next_ns = min((ns for ns in others_ns if ns > 0), default=inf)
+
+    def key(each: Recommendation) -> tuple[bool, bool, bool, int, float, bool, float]:
+        gain, weight = gain_ns(each), weight_ns(each)
         unbounded = each.id == TRIAL_OF_COMPUTE and gain is None
+        comes_late = each.changes_numerics and weight < next_ns
         is_kept = each.verdict == "no_change"
-        return unbounded, each.changes_numerics, is_kept, place(each), by_loss, -per_step(each, gain, steps)
+        return unbounded, comes_late, is_kept, place(each), -weight, each.changes_numerics, -per_step(each, gain, steps)
 
     return sorted(found, key=key)
 
 
 def _weight_ns(each: Recommendation) -> float:
     """Return the loss that it addresses, or its gain where no loss is known or the gain is more; of a bound that no
-    replay confirms and complete overlap alone would reach, `OF_BOUND`."""
-    share = OF_BOUND if each.id in BY_OVERLAP and each.predicted_gain_ns is None else 1.0
+    replay confirms and complete overlap alone would reach, `OF_BOUND`, but where each call was seen to be launched late
+    for it."""
+    is_less = each.id in BY_OVERLAP and each.predicted_gain_ns is None and not each.evidence.get(IN_FORWARD)
+    share = OF_BOUND if is_less else 1.0
     return max(share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)

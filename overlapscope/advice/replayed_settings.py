@@ -24,12 +24,11 @@ from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.parallelism import noted_no_ddp, other_framework, parallelism_of
 from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
-from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
+from overlapscope.whatif.step_graph.fsdp_changes import IN_BOTH, NO_GATHERS, NO_SIZES
 from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_graph_run
 
 PREFETCH: Final = "backward_prefetch"
 """The rule that finds no prefetch in backward."""
-OF_BACKWARD: Final = "that forward goes on as it is: the gain is of prefetch in backward alone"
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3
 """Number of caps of a list that a title shows; the code has all."""
@@ -141,14 +140,13 @@ def _without_bits(found: Sequence[Recommendation]) -> list[Recommendation]:
 
 def for_fsdp1(each: Recommendation) -> Recommendation:
     """Return a recommendation with code for FullyShardedDataParallel, where that has the same setting."""
-    setting = _of_fsdp1(each.knobs)
-    if setting is None:
+    settings = _of_fsdp1(each.knobs)
+    if not settings:
         return msgspec.structs.replace(each, apply={})
-    name, value, code = setting
-    title = each.title if each.changes_numerics else f"Set {name}={value}"
-    return msgspec.structs.replace(
-        each, title=title, apply={"torch": f"FullyShardedDataParallel(module, {name}={code})"}
-    )
+    shown = ", ".join(f"{name}={value}" for name, value, _ in settings)
+    title = each.title if each.changes_numerics else f"Set {shown}"
+    code = ", ".join(f"{name}={code}" for name, _, code in settings)
+    return msgspec.structs.replace(each, title=title, apply={"torch": f"FullyShardedDataParallel(module, {code})"})
 
 
 def with_best_of_fsdp1(result: WhatIf) -> WhatIf:
@@ -167,21 +165,39 @@ def with_best_of_fsdp1(result: WhatIf) -> WhatIf:
     return msgspec.structs.replace(result, best=msgspec.structs.replace(result.best, knobs=best.knobs))
 
 
-def _of_fsdp1(knobs: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    return OF_FSDP1.get(next(iter(knobs.items()))) if len(knobs) == 1 else None
+def _of_fsdp1(knobs: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what FullyShardedDataParallel has for these settings; nothing where it lacks one of them."""
+    found = [OF_FSDP1[each] for each in knobs.items() if each in OF_FSDP1]
+    return found if len(found) == len(knobs) else []
+
+
+def with_replayed_prefetch(
+    run: Run, cross_rank: CrossRank, found: list[Recommendation], graphs: BuiltGraphs
+) -> list[Recommendation]:
+    """Return what rules recommend, with the gain that a replay predicts of prefetch, as ranks now wait for each other:
+    beside a straggler no other setting is replayed."""
+    if not any(each.id == PREFETCH for each in found) or parallelism_of(run) != "fsdp":
+        return found
+    try:
+        result = predict_graph_run(run, cross_rank, graphs=graphs)
+    except InputError:
+        return found
+    return [_with_replayed_gain(each, result) if each.id == PREFETCH else each for each in found]
 
 
 def _with_replayed_gain(each: Recommendation, result: WhatIf) -> Recommendation:
-    """Return the rule's recommendation of backward prefetch with the gain that the replay predicts, if it surely is."""
-    none, row = (
-        next((one for one in result.scenarios if one.knobs == {"backward_prefetch": depth}), None) for depth in (0, 1)
-    )
+    """Return the rule's recommendation of prefetch, in backward or in both passes, with the gain that the replay of the
+    same predicts, if it surely is one."""
+    knobs = dict(IN_BOTH) if each.evidence.get("in_forward") else {PREFETCH: IN_BOTH[PREFETCH]}
+    # The rule says that none is gathered ahead; without a setting, FSDP2 gathers one ahead in backward.
+    before = dict.fromkeys(knobs, 0) if len(knobs) == 1 else {}
+    none, row = (next((one for one in result.scenarios if one.knobs == asked), None) for asked in (before, knobs))
     if none is None or row is None or not _surely_gains(row) or result.verdict == "insufficient_data" or result.waiting:
         return each
-    more_bytes = row.memory_bytes - none.memory_bytes  # the rule says that none is gathered ahead
-    of_replay = scenario_recommendation(result, row, PREFETCH, each.title, "change", memory_bytes=more_bytes)
+    of_replay = scenario_recommendation(
+        result, row, PREFETCH, each.title, "change", memory_bytes=row.memory_bytes - none.memory_bytes
+    )
     assumed = ["that parameters do not stay gathered: then backward gathers none"]
-    assumed += [OF_BACKWARD] * bool(each.evidence.get("in_forward"))
     return msgspec.structs.replace(
         of_replay, apply=each.apply, per=each.per, loss_ns=each.loss_ns, measured=each.measured,
         evidence={**each.evidence, **of_replay.evidence}, assumed=[*of_replay.assumed, *assumed],

@@ -14,6 +14,7 @@ from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.collectives import NAMES, NUMBERS, UNKNOWN, CollectiveRow
+from overlapscope.analysis.exposure.fast_calls import transfers_at_most
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
@@ -60,7 +61,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parts: Mapping[int, OwnParts]
     """By rank, what its own spans say of each of its calls, and of its exposed time."""
     windows: Mapping[int, Windows]
-    """By rank, (start, end) of each step in ns on its own clock."""
+    """By rank, (start, end) of each step in ns on its own clock, but of those that are cut short: means are of whole
+    steps."""
     numbers: Mapping[int, tuple[int, ...]]
     """By rank, the numbers of these steps; those of recordings from 0."""
     host_losses: Mapping[int, tuple[HostLoss, ...]]
@@ -79,10 +81,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Find a run's complete steps, else its whole recordings."""
         alone = alone or summarize_ranks(run)
         of_steps = analysis.headline.window == "step"
-        windows = {rank: _windows(own, of_steps=of_steps) for rank, own in alone.items()}
-        numbers = {rank: _numbers(own, of_steps=of_steps) for rank, own in alone.items()}
+        cut = analysis.throughput.cut_short if analysis.throughput else ()
+        windows = {rank: _windows(own, cut, of_steps=of_steps) for rank, own in alone.items()}
+        numbers = {rank: _numbers(own, cut, of_steps=of_steps) for rank, own in alone.items()}
         known = [own for own in alone.values() if own.no_causes_reason != DAMAGED]
-        long = left_out(analysis.headline)
+        without = {*left_out(analysis.headline), *cut}
         return cls(
             run=run,
             job=job_kind(run),
@@ -94,7 +97,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             windows={rank: each for rank, each in windows.items() if each},
             numbers={rank: numbers[rank] for rank, each in windows.items() if each},
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
-            idle_ns=sum(_idle_ns(own, long, of_steps=of_steps) for own in known),
+            idle_ns=sum(_idle_ns(own, without, of_steps=of_steps) for own in known),
             figures=analysis.headline,
             cross_rank=cross_rank,
         )
@@ -103,6 +106,13 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def arrivals(self) -> Mapping[int, Arrivals]:
         """By rank, when the last recorded member came to each of its calls."""
         return arrivals(self.run, self.cross_rank)
+
+    @cached_property
+    def transfers_at_most_ns(self) -> Mapping[int, Ints]:
+        """By rank of those that rules read (`some_ranks`), for how long each call that could not be split transfers, at
+        most; NONE where no others show it."""
+        ranks = [timeline.rank for timeline, _ in self.some_ranks()]
+        return transfers_at_most(self.run, ranks, self.transfers, self.arrivals)
 
     @cached_property
     def host_work_ns(self) -> Mapping[int, Ints]:
@@ -134,10 +144,12 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Duration of a step; 0 without times."""
         return self.figures.step_ns or 0
 
-    @property
+    @cached_property
     def steps(self) -> int:
-        """Largest number of steps of a rank; 1 for whole recordings."""
-        return max(map(len, self.windows.values()), default=0) if self.per == "step" else 1
+        """Largest number of complete steps of a rank, those that are cut short included, as sums of calls are of all; 1
+        for whole recordings."""
+        complete = (sum(each.complete for each in info.steps) for info in self.analysis.ranks)
+        return max(complete, default=0) if self.per == "step" else 1
 
     @property
     def run_has_device(self) -> bool:
@@ -326,24 +338,24 @@ def _kind(row: CollectiveRow) -> tuple[str | int | None, ...]:
     return tuple(getattr(row, name) for name in (*NAMES, *NUMBERS))
 
 
-def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
+def _windows(own: RankSummary, cut: Collection[int], *, of_steps: bool) -> Windows:
     if of_steps and own.whole:
-        return tuple(each.window for each in own.windows if each.complete and each.window)
+        return tuple(each.window for each in own.windows if each.complete and each.window and each.step not in cut)
     return tuple(own.whole)
 
 
-def _numbers(own: RankSummary, *, of_steps: bool) -> tuple[int, ...]:
+def _numbers(own: RankSummary, cut: Collection[int], *, of_steps: bool) -> tuple[int, ...]:
     if of_steps and own.whole:
-        return tuple(each.step for each in own.windows if each.complete and each.window)
+        return tuple(each.step for each in own.windows if each.complete and each.window and each.step not in cut)
     return tuple(range(len(own.whole)))
 
 
-def _idle_ns(own: RankSummary, long: Collection[int], *, of_steps: bool) -> int:
+def _idle_ns(own: RankSummary, without: Collection[int], *, of_steps: bool) -> int:
     whole, *steps = own.figures
     figures = [
         each
         for window, each in zip(own.windows, steps, strict=True)
-        if window.complete and window.window and window.step not in long
+        if window.complete and window.window and window.step not in without
     ]
     return sum(each.idle_ns or 0 for each in (figures if of_steps else [whole]))
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.calls.backward_prefetch import OF_FSDP, backward_prefetch
-from overlapscope.advice.calls.savings import DIRECTLY_NS
+from overlapscope.advice.calls.binding_calls import DIRECTLY_NS
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, NONE

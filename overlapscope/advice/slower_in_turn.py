@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, recommended
+from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.per_rank.kernels import LARGER
 from overlapscope.analysis.result import Analysis, Recommendation, late_waits_ns
@@ -23,6 +23,14 @@ IN_STEPS: Final = 0.75
 FEWEST_STEPS: Final = 3
 OF_RANKS: Final = 0.75
 """A step counts that is complete on this share of the ranks: recordings of some may begin or end a step apart."""
+SLOWER_TOO: Final = 0.5
+"""A kernel is slower as its device is if it takes longer than its peers' by this share of what all of them do. A
+choice: those that wait for memory slow down less with a lower clock."""
+ALL_KINDS: Final = 0.85
+"""A device does the same work slower where kernels with this share of the compute time are ..."""
+FEW_KINDS: Final = 0.5
+"""... and other work, where those with less than this share are: attention takes longer on longer documents, on grids
+of the same size, and products of as many tokens do not."""
 MOST_STEPS: Final = 8
 """In whose order ranks that are slower in turn are named."""
 CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
@@ -36,6 +44,7 @@ WORDS: Final[Mapping[bool | None, tuple[str, str, Mapping[str, str]]]] = {
 }
 """What to do, what a rank does, and the code for it: by whether it did the same work."""
 NO_LONGER: Final = "that no rank need compute longer than its peers: the gain is an upper bound"
+UNSEEN: Final = "that ranks which were not recorded compute no longer than these"
 
 
 class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +52,8 @@ class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
     counts: Mapping[str, int]
     """By name."""
+    times_ns: Mapping[str, int]
+    """In all, by name."""
     blocks: int
     """In all their grids: the size of their work."""
 
@@ -55,10 +66,21 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """All in which others wait."""
     same_work: bool | None
-    """Whether its kernels are as many as its peers', by name, and as large, in each of these steps; None where that is
-    not known."""
+    """Whether its kernels are as many as its peers', by name, as large, and nearly all slower, in each of these steps;
+    None where that is not known."""
     at_most_ns: float
-    """How much shorter the mean step gets, at most, if no rank computes longer."""
+    """How much shorter the mean step gets, at most, if no rank computes longer: nor do peers then compute beside calls
+    in which they wait."""
+
+    evened_ns: float
+    """The same if batches are why: evened out, each of these ranks computes as long as their mean."""
+
+    def assumed(self, *, is_whole: bool) -> list[str]:
+        """Words on what the bound assumes; `is_whole` tells whether all ranks of the job were recorded."""
+        found = [NO_LONGER]
+        if self.same_work is None:
+            found.append(f"that devices differ: if batches do, even ones save at most {ms(self.evened_ns)}")
+        return found if is_whole else [*found, UNSEEN]
 
     @property
     def where(self) -> str:
@@ -76,10 +98,11 @@ def uneven_steps(given: RuleInput) -> Recommendation | None:
         return None
     what, does, code = WORDS[found.same_work]
     each = "each step" if len(found.rank_of) == found.steps else f"{len(found.rank_of)} of {found.steps} steps"
+    even = f"; even batches save at most {ms(found.evened_ns)}" if found.same_work is None else ""
     return recommended(
         given,
         id="uneven_steps",
-        title=f"{what}: one rank {does} than its peers in {each}, now this one, now that one ({found.where})",
+        title=f"{what}: one rank {does} than its peers in {each}, now this one, now that one ({found.where}){even}",
         apply=code,
         evidence={
             "rank_of_step": {str(step): rank for step, rank in found.rank_of.items()}, "steps": found.steps,
@@ -87,7 +110,7 @@ def uneven_steps(given: RuleInput) -> Recommendation | None:
         },
         at_most_ns=found.at_most_ns,
         measured=["how much longer than the median of its peers a rank computed in each step"],
-        assumed=[NO_LONGER],
+        assumed=found.assumed(is_whole=given.is_whole),
     )  # fmt: skip
 
 
@@ -99,7 +122,7 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
     steps = _steps_of_all(given.analysis)
     if not given.run_has_device or len(given.analysis.ranks) < 2 or len(steps) < FEWEST_STEPS:
         return None
-    rank_of, waited, bounds = {}, 0, []
+    rank_of, waited, most_of = {}, 0, {}
     for step, of in steps.items():
         most = max(of, key=lambda rank: of[rank].compute_ns)
         peers = [each for rank, each in of.items() if rank != most]
@@ -109,14 +132,34 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
         waited += worth
         if worth and longer_ns >= MOST_OF_IT * waits_ns:
             rank_of[step] = most
-        bounds.append(max(longer_ns, waits_ns) if rank_of.get(step) == most else 0)
+        most_of[step] = most, (waits_ns if step in rank_of else 0)
     if len(rank_of) < max(IN_STEPS * waited, FEWEST_STEPS) or len(set(rank_of.values())) < 2:
         return None
     if any(_always(rank, steps) for rank in set(rank_of.values())):
         return None
-    return SlowerInTurn(
-        rank_of=rank_of, steps=waited, same_work=_do_the_same(given, rank_of), at_most_ns=fmean(bounds)
-    )  # fmt: skip
+    same_work = _do_the_same(given, rank_of)
+    bounds = [max(_longer_ns(steps[step], most, same_work), waits_ns) for step, (most, waits_ns) in most_of.items()]
+    evened_ns = fmean(_evened_ns(steps[step], most, waits=step in rank_of) for step, (most, _) in most_of.items())
+    at_most_ns = evened_ns if same_work is False else fmean(bounds)
+    return SlowerInTurn(rank_of=rank_of, steps=waited, same_work=same_work, at_most_ns=at_most_ns, evened_ns=evened_ns)
+
+
+def _evened_ns(of: Mapping[int, "_OfStep"], most: int, *, waits: bool) -> float:
+    """Return how much shorter a step gets, at most, if its ranks compute for as long as their mean: by what the one
+    that computes longest does beyond it, or, where the others wait for that, by what all wait in the mean."""
+    return max(_longer_ns(of, most, same_work=False), fmean(each.waits_ns for each in of.values()) if waits else 0.0)
+
+
+def _longer_ns(of: Mapping[int, "_OfStep"], most: int, same_work: bool | None) -> float:
+    """Return how much longer a rank computes in a step than it would without its excess: than its peers' median; than
+    the mean of all, where it has more work, which others then do."""
+    if same_work is False:
+        return of[most].alone_ns - fmean(each.alone_ns for each in of.values())
+    peers = [each for rank, each in of.items() if rank != most]
+    return max(
+        of[most].compute_ns - median(each.compute_ns for each in peers),
+        of[most].alone_ns - median(each.alone_ns for each in peers),
+    )
 
 
 def _always(rank: int, steps: Mapping[int, Mapping[int, "_OfStep"]]) -> bool:
@@ -132,6 +175,12 @@ class _OfStep(msgspec.Struct, frozen=True):
     window_ns: int
     compute_ns: int
     waits_ns: int
+    slowed_ns: int = 0
+    """By how much its compute is longer for communication beside it, where that is known."""
+
+    @property
+    def alone_ns(self) -> int:
+        return self.compute_ns - self.slowed_ns
 
 
 def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
@@ -141,7 +190,9 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
         return {}
     of_ranks = {
         info.rank: {
-            each.step: _OfStep(each.window_ns or 0, each.compute_ns or 0, late_waits_ns(each))
+            each.step: _OfStep(
+                each.window_ns or 0, each.compute_ns or 0, late_waits_ns(each), each.interference_ns or 0
+            )
             for each in info.steps
             if each.complete
         }
@@ -153,34 +204,46 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
 
 
 def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
-    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids;
-    None where a grid, or what a peer ran in a step that it recorded completely, is not known, and of many ranks, which
-    are not looked at."""
+    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids,
+    nearly all of them slower; False where few are. None between the two, where a grid, or what a peer ran in a step
+    that it recorded completely, is not known, and of many ranks, which are not looked at."""
     ranks = given.analysis.ranks
     if len(ranks) > MOST_RANKS:
         return None
-    steps = {info.rank: [each.step for each in info.steps if each.complete] for info in ranks}
-    ran = {rank: _kernels(given, rank, own) for rank, own in steps.items()}
+    steps = {info.rank: {each.step for each in info.steps if each.complete} for info in ranks}
+    ran = {info.rank: _kernels(given, info.rank) for info in ranks}
+    slower: list[float] = []
     for step, slow in rank_of.items():
+        if slow in given.numbers and step not in given.numbers[slow]:
+            continue  # it is cut short
         own = ran[slow].get(step)
         peers = [each.get(step) for rank, each in ran.items() if rank != slow and step in steps[rank]]
         known = [each for each in peers if each is not None]
         if own is None or not known or len(known) < len(peers):
             return None
-        if any(each.counts != own.counts for each in known) or own.blocks > LARGER * median(
-            each.blocks for each in known
-        ):
+        larger = own.blocks > LARGER * median(each.blocks for each in known)
+        if larger or any(each.counts != own.counts for each in known):
             return False
-    return True
+        slower.append(_slower_share(own, known))
+    if not slower:
+        return None
+    return True if min(slower) >= ALL_KINDS else False if median(slower) < FEW_KINDS else None
 
 
-def _kernels(given: RuleInput, rank: int, steps: Sequence[int]) -> dict[int, _Kernels | None]:
+def _slower_share(own: _Kernels, peers: Sequence[_Kernels]) -> float:
+    """Return the share of the compute time in kernels of names that take longer than the median of the peers'."""
+    usual = {name: median(each.times_ns[name] for each in peers) for name in own.times_ns}
+    all_ns = max(sum(usual.values()), 1)
+    least = 1 + SLOWER_TOO * max(sum(own.times_ns.values()) / all_ns - 1, 0)
+    return sum(ns for name, ns in usual.items() if own.times_ns[name] >= least * ns) / all_ns
+
+
+def _kernels(given: RuleInput, rank: int) -> dict[int, _Kernels | None]:
     """Return the kernels that began in each step of a rank; None without any, or where a grid is not known."""
-    windows = given.windows.get(rank, ())
-    if len(windows) != len(steps):
+    if rank not in given.windows:
         return {}
-    timeline = given.run.ranks[rank].at_hand()
-    return {step: _kernels_in(timeline, *window) for step, window in zip(steps, windows, strict=True)}
+    timeline, windows = given.run.ranks[rank].at_hand(), given.windows[rank]
+    return {step: _kernels_in(timeline, *window) for step, window in zip(given.numbers[rank], windows, strict=True)}
 
 
 def _kernels_in(timeline: RankTimeline, start_ns: int, end_ns: int) -> _Kernels | None:
@@ -188,6 +251,11 @@ def _kernels_in(timeline: RankTimeline, start_ns: int, end_ns: int) -> _Kernels 
     rows = (spans.kind == COMPUTE) & (spans.start_ns >= start_ns) & (spans.start_ns < end_ns)
     if not rows.any() or (spans.blocks[rows] == NONE).any():
         return None
-    names, counts = np.unique(spans.name[rows], return_counts=True)
-    named = {timeline.name(name) or "": count for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
-    return _Kernels(counts=named, blocks=int(spans.blocks[rows].sum()))
+    codes, at = np.unique(spans.name[rows], return_inverse=True)
+    names = [timeline.name(code) or "" for code in codes.tolist()]
+    lasted = np.bincount(at, spans.end_ns[rows] - spans.start_ns[rows]).astype(np.int64)
+    return _Kernels(
+        counts=dict(zip(names, np.bincount(at).tolist(), strict=True)),
+        times_ns=dict(zip(names, lasted.tolist(), strict=True)),
+        blocks=int(spans.blocks[rows].sum()),
+    )

@@ -100,7 +100,14 @@ def findings_of(asked: Asked) -> list[Finding]:
     return [
         *(slowing or slower_steps(run, asked.head, times)),
         *_of_hosts(run, alone, asked.head.step_ns, [*shared, *still]),
-        *host_pauses(run, _long_pauses(alone), asked.cross_rank.splits, of_steps_ns, shared),
+        *host_pauses(
+            run,
+            _long_pauses(alone),
+            asked.cross_rank.splits,
+            asked.head.step_ns,
+            shared,
+            of_steps=asked.head.window == "step",
+        ),
         *times,
         *odd_ranges(run, times),
         *unplaced(asked.unclassified, asked.fused, sum(info.whole.compute_ns or 0 for info in asked.ranks)),

@@ -83,7 +83,8 @@ def _analysis(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, CallIndex.of(run, cross_rank.splits).call)
     of_windows = rank_windows(ranks, alone)
-    head = headline(of_windows, cross_rank)
+    costs = throughput(run, alone)
+    head = headline(of_windows, cross_rank, costs.cut_short)
     findings = findings_of(
         Asked(
             run=run, alone=alone, cross_rank=cross_rank, ranks=ranks, work=work, windows=of_windows, head=head,
@@ -107,7 +108,7 @@ def _analysis(
         recommendations=[],
         told=rows_of_sources(run.facts),
         critical_path=_with_late_rank(path, run, cross_rank, alone, transfers),
-        throughput=throughput(run, alone),
+        throughput=costs,
         headline=head,
         dry_step=dry_step(run),
     )

@@ -9,7 +9,7 @@ from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.arrivals import arrivals
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
-from overlapscope.analysis.exposure.longer_than_like import LongerThanLike, longer_than_like
+from overlapscope.analysis.exposure.longer_than_like import LongerThanLike, longer_than_like, needs_of_ranks
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import empty_ranges_ns
@@ -35,13 +35,15 @@ def each_rank(
     longer: dict[int, LongerThanLike] = {}
     unsplit = {rank for rank, timeline in run.ranks.items() if timeline.has_device and _not_split(transfers[rank])}
     arrived = arrivals(run, cross_rank) if unsplit else {}
+    computed_ns = {rank: _step_compute_ns(alone[rank]) for rank in unsplit}
+    needs_ns = needs_of_ranks(run, {rank: arrived[rank] for rank in unsplit}, computed_ns)
     for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, hosts.get(rank), run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = causes.exposed_ns
         if rank in unsplit:
-            own_comm, computed_ns = parts[rank].own_comm, _step_compute_ns(alone[rank])
+            own_comm = parts[rank].own_comm
             longer[rank] = longer_than_like(
-                run.ranks[rank], own_comm, causes, transfers[rank], arrived[rank], computed_ns
+                run.ranks[rank], own_comm, causes, transfers[rank], arrived[rank], needs_ns[rank]
             )
     return ranks, exposed, longer
 

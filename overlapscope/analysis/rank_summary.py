@@ -41,6 +41,7 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
 UNKNOWN: Final = "unknown"
+START_OF_RECORDING: Final = "start_of_recording"
 MAY_WAIT_FOR_CORE: Final = ("launch_bound", "launch_latency", UNKNOWN)
 """Causes of idle time in which the host of a run without a device may have waited for a core."""
 LISTED: Final = (UNCLASSIFIED, FUSED)
@@ -149,7 +150,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         linkage=linkage,
         not_launched=before_first_launch(timeline),
         host=None if alone else host,
-        long_pauses=None if causes.reason else long_pauses(timeline, host, idle),
+        long_pauses=None if causes.reason else long_pauses(timeline, host, _recorded_idle(idle, causes)),
         host_runs=runs,
         operations=operations.of_steps,
         operation_ns=operations.times_ns,
@@ -200,6 +201,12 @@ def _operations(timeline: RankTimeline, windows: Sequence[StepWindow], cover: Co
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:
     windows = union((np.array([start for start, _ in whole]), np.array([end for _, end in whole])))
     return difference(windows, union(covered.comm, covered.compute, covered.copy))
+
+
+def _recorded_idle(idle: Intervals, causes: OwnCauses) -> Intervals:
+    """Return the idle time in which the device had nothing from before the recording to do."""
+    before = (causes.idle or {}).get(START_OF_RECORDING)
+    return idle if before is None else difference(idle, before)
 
 
 def _sets(whole: Sequence[tuple[int, int]], windows: Sequence[StepWindow]) -> list[Sequence[tuple[int, int]]]:

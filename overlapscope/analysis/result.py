@@ -18,7 +18,7 @@ from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, Link
-from overlapscope.analysis.job_step.headline import Headline, headline, left_out
+from overlapscope.analysis.job_step.headline import SHORTER, Headline, headline, left_out
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference
@@ -376,8 +376,10 @@ def with_costs(analysis: Analysis) -> Analysis:
             found.idle_gpu_hours_a_day, (differ and _idle_causes_of_all_steps(analysis)) or head.idle_causes
         ),
     )
-    # A step of a day takes the mean, of which long ones are a part.
-    mean_ns = found.time_ns / found.steps if has_long and found.time_ns and found.steps else head.step_ns
+    # A step of a day takes the mean, of which long ones are a part; and so where steps of ranks overlap.
+    mean_ns = overlapping_ns(analysis)
+    if mean_ns is None:
+        mean_ns = found.time_ns / found.steps if has_long and found.time_ns and found.steps else head.step_ns
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
@@ -387,6 +389,20 @@ def with_costs(analysis: Analysis) -> Analysis:
         price = None if hours is None or rate is None else hours * rate
         recommendations.append(replace(each, gpu_hours_a_day=hours, price_a_day=price))
     return replace(analysis, throughput=found, recommendations=recommendations)
+
+
+def overlapping_ns(analysis: Analysis) -> float | None:
+    """Return the time that a step of the job takes in the mean, where its steps are longer than that: a rank begins one
+    then while another ends the one before, and the steps' lengths sum to more than was recorded of them.
+
+    None elsewhere, and where the recorded time of these steps is not known.
+    """
+    found, head = analysis.throughput, analysis.headline
+    if found is None or head.window != "step" or head.steps_by != "job_step" or not found.time_ns or not found.steps:
+        return None
+    lengths = [each.step_ns for each in head.job_steps if each.step not in found.cut_short]
+    mean_ns = found.time_ns / found.steps
+    return mean_ns if len(lengths) == found.steps and mean_ns < SHORTER * fmean(lengths) else None
 
 
 def recording_ns(analysis: Analysis) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from overlapscope.timeline.run import Source
 
 MAX_WORKERS = 1024
+MANY_ALIKE: Final = 4
+"""From so many files on with the same warning it is printed once. A choice."""
 STATED: Final = ("tokens_per_step", "flops_per_step", "peak_tflops", "dtype", "price_per_gpu_hour")
 """Arguments of `add_stated`: the fields of `Stated` of `analysis.cost`."""
 
@@ -63,7 +66,8 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stacks",
         action="store_true",
-        help="keep all functions of Python stacks (torch: with_stack=True), not only calls of modules",
+        help="keep all functions of Python stacks (torch: with_stack=True), not only calls of modules and functions of "
+        "3 ms or more",
     )
     parser.add_argument(
         "--max-gib",
@@ -175,12 +179,18 @@ def warn(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Nam
 
 
 def warnings_of(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Namespace | None = None) -> str:
-    """Return the warnings of each source, one line each; without names if `args` contain `--redact`."""
+    """Return the warnings of each source, one line each, and one for all sources where `MANY_ALIKE` or more have the
+    same; without names if `args` contain `--redact`."""
     lines = []
-    for source in sources:
-        for warning in source.warnings:
-            text = message_for_stderr(f"{source.path}: {' '.join(warning.split())}", args)
+    found = [(source.path, " ".join(warning.split())) for source in sources for warning in source.warnings]
+    times, said = Counter(warning for _, warning in found), set[str]()
+    for path, warning in found:
+        alike = times[warning] >= MANY_ALIKE
+        if not alike or warning not in said:
+            more = f" (and {times[warning] - 1} more files)" if alike else ""
+            text = message_for_stderr(f"{path}: {warning}{more}", args)
             lines.append(f"{one_line(f'overlapscope {verb}: warning: {text}')}\n")
+        said.add(warning)
     return "".join(lines)
 
 

@@ -39,7 +39,9 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     }
     recorded = max((len(own.windows) for own in alone.values()), default=0)
     damaged = [rank for rank, own in alone.items() if own.no_causes_reason == "unreadable_host_events"]
-    return figures_of(run, name, job, recorded, held, throughput(run, alone), headline(ranks, cross_rank), damaged)
+    costs = throughput(run, alone)
+    head = headline(ranks, cross_rank, costs.cut_short)
+    return figures_of(run, name, job, recorded, held, costs, head, damaged)
 
 
 def measure_analyzed(run: Run, name: str, job: str, analysis: Analysis) -> FleetRun:

@@ -32,7 +32,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Regular expressions for names of kernels that compute."""
     ranks: GivenRanks = {}
     stacks: bool = False
-    """Whether functions of Python stacks are kept; else only calls of modules."""
+    """Whether all functions of Python stacks are kept; else only calls of modules, and functions of 3 ms and more."""
     max_bytes: int = MAX_BYTES
     """Largest decompressed size of one file."""
 

@@ -64,7 +64,7 @@ class ReadContext(msgspec.Struct, frozen=True, kw_only=True):
     classifier: Classifier = msgspec.field(default_factory=Classifier)
     """Separates communication kernels from compute kernels, using the user's own patterns first."""
     stacks: bool = False
-    """Whether functions of Python stacks are kept; else only calls of modules."""
+    """Whether all functions of Python stacks are kept; else only calls of modules, and functions of 3 ms and more."""
     max_bytes: int = MAX_BYTES
     """Files with more decompressed bytes than this are refused."""
     progress: Callable[[int], None] | None = None
@@ -88,6 +88,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another file of the same recording holds more: these timelines are used only if that file is absent."""
     ranks_assumed: bool = False
     """Whether the file does not state its ranks: they are then numbered from 0 in file order, or by their devices."""
+    peers_in_groups: bool = False
+    """Whether the peers of its calls are ranks in the calls' groups, whose ranks in the job it does not state."""
     assumption: str = ""
     """Warning that the ranks are assumed; added to the source's once nothing better says them."""
 

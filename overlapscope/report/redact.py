@@ -47,7 +47,7 @@ PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
         "file": "path source sources set_up called_at files trace",
         "run": "run runs ComparedRun.name HistoryRun.name",
         "host": "host hosts",
-        "group": "group groups communicator communicators before behind",
+        "group": "group groups communicator communicators before behind than",
         "module": "module modules module{}",
         "kernel": "names host_op KernelChange.name PathOperation.name",
         "collective": "Part.name",

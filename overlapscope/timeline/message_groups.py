@@ -84,6 +84,23 @@ def _places(timeline: RankTimeline) -> dict[int, tuple[str, int, int]]:
     return {code: (each["op"], int(each["own"]), int(each["peer"])) for code, each in found.items() if each}
 
 
+def messages_in_ranges(timeline: RankTimeline) -> tuple[Ints, Ints] | None:
+    """Return for each call the own place and the peer's, as the range says in which it was launched, NONE outside such;
+    None where the rank has no such ranges."""
+    if not any("ccl:send " in name or "ccl:recv " in name for name in timeline.names):
+        return None
+    calls, notes = timeline.collectives, timeline.annotations
+    own, peer = np.full(calls.op.size, NONE, np.int64), np.full(calls.op.size, NONE, np.int64)
+    for code, (op, here, there) in _places(timeline).items():
+        rows = np.flatnonzero(notes.name == code)
+        starts, ends = np.sort(notes.start_ns[rows]), np.sort(notes.end_ns[rows])
+        at = np.searchsorted(starts, calls.launch_ns, side="right") - 1
+        inside = (at >= 0) & (calls.launch_ns < ends[np.maximum(at, 0)])
+        inside &= rows_named(calls.op, timeline.names, op.__eq__)
+        own[inside], peer[inside] = here, there
+    return own, peer
+
+
 def _named(timeline: RankTimeline, rows: Flags, chosen: Group) -> RankTimeline:
     names = NameTable(timeline.names)
     calls = timeline.collectives
@@ -94,12 +111,7 @@ def _named(timeline: RankTimeline, rows: Flags, chosen: Group) -> RankTimeline:
 
 def _peers(timeline: RankTimeline, members: Sequence[int]) -> Ints:
     """Return the peer of each call by the range in which it was launched; NONE outside them."""
-    calls, notes = timeline.collectives, timeline.annotations
-    found = np.full(calls.op.size, NONE, np.int64)
-    for code, (op, _, peer) in _places(timeline).items():
-        own = np.flatnonzero(notes.name == code)
-        starts, ends = np.sort(notes.start_ns[own]), np.sort(notes.end_ns[own])
-        at = np.searchsorted(starts, calls.launch_ns, side="right") - 1
-        inside = (at >= 0) & (calls.launch_ns < ends[np.maximum(at, 0)])
-        found[inside & rows_named(calls.op, timeline.names, op.__eq__)] = members[peer]
-    return found
+    stated = messages_in_ranges(timeline)
+    if stated is None:
+        return np.full(timeline.collectives.op.size, NONE, np.int64)
+    return np.append(np.array(members, np.int64), NONE)[np.where(stated[1] == NONE, -1, stated[1])]

@@ -1,5 +1,7 @@
 """The Python stack of a thread at a moment: functions where they were read, else the calls of modules."""
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -9,6 +11,8 @@ from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.run import RankTimeline
 
 FRAME_KINDS: Final = (PYTHON, FUNCTION)
+_IN_FILE: Final = re.compile(r"\(\d+\): ")
+"""As in `train.py(131): log_step`."""
 
 
 def frames_around(frames: HostSpans, lane: int, time_ns: int) -> Ints:
@@ -36,6 +40,13 @@ def stack_at(timeline: RankTimeline, lane: int, time_ns: int) -> list[str]:
     """Return the stack of a thread (row in `Lanes`) at a time of the rank's own clock, the outermost function first."""
     frames = select_host_spans(timeline.host, FRAME_KINDS, around=[(time_ns, time_ns)])
     return [timeline.name(code) or "?" for code in frames.name[frames_around(frames, lane, time_ns)].tolist()]
+
+
+def innermost(stack: Sequence[str]) -> str | None:
+    """Return the innermost function of a stack (outermost first): of those that name their file and line, which
+    built-in ones do not, if any does; None for an empty stack."""
+    named = [each for each in stack if _IN_FILE.search(each)]
+    return (named or stack)[-1] if stack else None
 
 
 def _launching_thread(timeline: RankTimeline, span: int) -> tuple[int, int] | None:

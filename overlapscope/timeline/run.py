@@ -97,7 +97,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     `Recordings.host_events` is False."""
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
-    the machine, and `clock`, that of the clock its times are of. Plain JSON values."""
+    the machine, `clock`, that of the clock its times are of, and `SHAPES`. Plain JSON values."""
 
     @property
     def num_spans(self) -> int:
@@ -133,6 +133,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, names=names, collectives=calls)
 
 
+SHAPES: Final = "record_shapes"
+"""Key of what was recorded: true where the source states that operations have the shapes of their inputs."""
 DRY_RUN: Final = "dryrun"
 """Basis of a dry run."""
 TABLES: Final = table_fields(RankTimeline)

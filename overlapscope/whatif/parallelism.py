@@ -7,7 +7,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.dimensions import FORWARD, TENSOR
+from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, TENSOR
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -17,7 +17,10 @@ DDP_NAMES: Final = re.compile(r"DistributedDataParallel\.|torch\.distributed\.dd
 FRAMEWORK_NAMES: Final = {
     "ddp": DDP_NAMES,
     "fsdp2": re.compile(r"FSDP::"),
-    "deepspeed": re.compile(r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"),
+    "deepspeed": re.compile(
+        r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"
+        r"|^PartitionedParameterCoordinator\.|^reduce_partition_and_remove_grads$"
+    ),
     "megatron": re.compile(r"(?:^|/)megatron/(?:core|training)/"),
     "horovod": re.compile(r"^(?:void )?horovod|^Horovod[A-Z]"),
 }
@@ -28,13 +31,16 @@ SERVES: Final = re.compile(
     r"^(?:void )?(?:vllm|sglang|sgl_kernel|tensorrt_llm|flashinfer|lmdeploy)(?:::|\.)|^execute_context"
 )
 """Names of inference servers."""
-SHARDS_PARAMETERS: Final = re.compile(r"^FSDP::|^fsdp::|FullyShardedDataParallel\.")
-"""Names of ranges and operations of both versions of FSDP."""
+FSDP_RANGES: Final = re.compile(r"^FSDP::|FullyShardedDataParallel\.")
+"""Names of ranges of both versions of FSDP, which no other framework has, ..."""
+FSDP_OPERATIONS: Final = re.compile(r"^fsdp::")
+"""... and of torch's operations that copy for the second."""
 NOT_DDP: Final = {
     "FSDP2": FRAMEWORK_NAMES["fsdp2"],
-    "FSDP": SHARDS_PARAMETERS,
+    "FSDP": FSDP_RANGES,
     "Horovod": FRAMEWORK_NAMES["horovod"],
     "DeepSpeed": FRAMEWORK_NAMES["deepspeed"],
+    "operations of FSDP": FSDP_OPERATIONS,
     "Megatron": FRAMEWORK_NAMES["megatron"],
     "an inference server": SERVES,
 }
@@ -113,7 +119,7 @@ def other_framework(run: Run) -> str | None:
         return None
     names = {name for each in run.ranks.values() for name in each.names}
     seen = next((key for key, pattern in NOT_DDP.items() if any(map(pattern.search, names))), None)
-    if seen is None and any(MEGATRON_GROUP.search(f"{each.name} {each.description or ''}") for each in run.groups):
+    if seen is None and groups_of_megatron(run):
         return "groups of Megatron"
     if seen is None and run.ranks and all(map(_gathers_after_optimizer, run.ranks.values())):
         return "what looks like a sharded optimizer (reductions before it, gathers of parameters after it)"
@@ -144,12 +150,46 @@ def parallelism_of(run: Run) -> Parallelism:
         found |= _kinds(timeline)
         gradients = gradients or bool((timeline.gradients.elements > 0).any())
     kinds = found - {"ddp"}
+    if "fsdp" in kinds and _shards_otherwise(run):
+        kinds = (kinds - {"fsdp"}) | {"other"}
     if len(kinds) > 1:
         return "mixed"
     if kinds:
         (kind,) = kinds
         return kind
     return "ddp" if "ddp" in found and gradients else "other"
+
+
+def shows_fsdp(timeline: RankTimeline) -> bool:
+    """Return whether FSDP is seen in a rank by name: by its ranges, or, where no DeepSpeed is, by its operations."""
+    names = timeline.names
+    if any(map(FSDP_RANGES.search, names)):
+        return True
+    return any(map(FSDP_OPERATIONS.search, names)) and not any(map(FRAMEWORK_NAMES["deepspeed"].search, names))
+
+
+def _shards_otherwise(run: Run) -> bool:
+    """Return whether gathers and scatters are those of DeepSpeed, or of Megatron's sharded optimizer, none of which has
+    settings of FSDP; Megatron's FSDP gathers in backward, too."""
+    if any(map(shows_fsdp, run.ranks.values())):
+        return False
+    names = {name for each in run.ranks.values() for name in each.names}
+    if any(map(FRAMEWORK_NAMES["deepspeed"].search, names)):
+        return True
+    megatron = any(map(FRAMEWORK_NAMES["megatron"].search, names)) or groups_of_megatron(run)
+    return megatron and not any(map(_gathers_in_backward, run.ranks.values()))
+
+
+def groups_of_megatron(run: Run) -> bool:
+    """Return whether a group of a run has a description that Megatron gives."""
+    return any(MEGATRON_GROUP.search(f"{each.name} {each.description or ''}") for each in run.groups)
+
+
+def _gathers_in_backward(timeline: RankTimeline) -> bool:
+    calls, names = timeline.collectives, timeline.names
+    codes = {name: code for code, name in enumerate(names)}
+    rows = (calls.op == codes.get("all_gather", -2)) & (calls.phase == codes.get(BACKWARD, -2))
+    return bool((rows & ((calls.dimension < 0) | (calls.dimension == codes.get(DATA, -2)))).any())
 
 
 def _kinds(timeline: RankTimeline) -> set[Parallelism]:
@@ -175,7 +215,7 @@ def _kinds(timeline: RankTimeline) -> set[Parallelism]:
 def _gathers_parameters(timeline: RankTimeline, rows: Ints) -> bool:
     """Return whether FSDP is seen by name, and all gathers and scatters among these calls have one group: with another
     one, layers may be split, too."""
-    if not any(map(SHARDS_PARAMETERS.search, timeline.names)):
+    if not shows_fsdp(timeline):
         return False
     calls = timeline.collectives
     codes = [code for code, name in enumerate(timeline.names) if name in ("all_gather", "reduce_scatter")]

@@ -16,7 +16,7 @@ from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.parallelism import SHARDS_PARAMETERS
+from overlapscope.whatif.parallelism import shows_fsdp
 
 OF_FSDP: Final = ("all_gather", "reduce_scatter")
 SOON_NS: Final = 20_000
@@ -156,7 +156,7 @@ def _waiting(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
 
 
 def _is_fsdp(given: RuleInput) -> bool:
-    return any(SHARDS_PARAMETERS.search(name) for timeline in given.run.ranks.values() for name in timeline.names)
+    return any(map(shows_fsdp, given.run.ranks.values()))
 
 
 def _pairs(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Pairs:

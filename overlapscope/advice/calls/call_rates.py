@@ -24,7 +24,10 @@ MOST_ALIKE: Final = 0.8
 ALIKE: Final = 0.2
 """Bandwidths that differ by less are one. A choice: sizes above LARGE_BYTES come within this of a link's peak."""
 OTHER_SIZES: Final = 1.5
-"""Sizes with this ratio show that the time follows the bytes."""
+"""Sizes with this ratio show that the time follows the bytes ..."""
+MOST_IN_EACH: Final = 0.1
+"""... and so do kinds of calls whose rates are so alike that what each may wait, all of them as long, is at most this
+share of the transfer of the smallest ones. A choice."""
 FEW: Final = 0.1
 OTHER_RATES: Final = 1.5
 """Steps whose rates differ so many times have no rate in common. A choice: no figure of both is right of either."""
@@ -181,8 +184,8 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     least: the latter twice where they differ by less than `SAME_RATE`.
 
     It is shown where nearly all exposed time, and nearly all time in calls, is of large calls at one bandwidth,
-    although their bytes differ, with which no waiting grows, and so does the compute before them for each byte, with
-    which waiting for a slower rank grows.
+    although their bytes differ (`_waits_little`), with which no waiting grows, and so does the compute before them for
+    each byte, with which waiting for a slower rank grows.
     """
     if given.is_whole or not given.run_has_device:
         return None
@@ -201,8 +204,24 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     nearly_all = all(each[alike].sum() >= MOST_ALIKE * each.sum() for each in (exposed, lasted))
     if not nearly_all or alike.sum() < 2 * LIKE_CALLS:
         return None
-    spread = [_spread(bus[alike]), _spread(computed[alike] / bus[alike])]
-    return _of_ops(op[alike], rate[alike]) if min(spread) >= OTHER_SIZES else None
+    follows = _spread(bus[alike]) >= OTHER_SIZES or _waits_little(op[alike], bus[alike], rate[alike])
+    follows &= _spread(computed[alike] / bus[alike]) >= OTHER_SIZES
+    return _of_ops(op[alike], rate[alike]) if follows else None
+
+
+def _waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats) -> bool:
+    """Return whether calls that all wait as long, whatever their size, would run at rates that differ by more.
+
+    Of kinds (operation and size) with enough calls the median rate counts. A wait of x times the transfer of the
+    smallest size makes the rate of one r times as large (r + r x) / (r + x) times as high.
+    """
+    kind, first = factorize_rows([op, bus_bytes])
+    many = np.flatnonzero(np.bincount(kind, minlength=first.size) >= LIKE_CALLS)
+    if many.size < 2:
+        return False
+    sizes, rates = bus_bytes[first[many]], [float(np.median(rate_gbs[kind == each])) for each in many.tolist()]
+    larger, faster = float(sizes.max() / sizes.min()), max(rates) / min(rates)
+    return larger > faster and larger * (faster - 1) <= MOST_IN_EACH * (larger - faster)
 
 
 def _of_ops(op: Ints, rate_gbs: Floats) -> tuple[float, float]:

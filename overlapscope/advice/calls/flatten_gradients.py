@@ -14,7 +14,7 @@ from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_be
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
-from overlapscope.timeline.intervals import BusyTime, length, union
+from overlapscope.timeline.intervals import BusyTime, difference, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
@@ -66,6 +66,9 @@ class _Burst(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they follow on the optimizer: they average parameters."""
     calls: int
     length_ns: int
+    waits_ns: int
+    """What of it the rank waited for late ones, and neither computed nor had come to another call; 0 where that is not
+    known."""
     comm_ns: int
     compute_ns: int
     exposed_ns: int | None
@@ -74,7 +77,7 @@ class _Burst(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lost_ns(self) -> int:
         """What could be saved, at most."""
-        return self.length_ns if self.exposed_ns is None else self.exposed_ns
+        return (self.length_ns if self.exposed_ns is None else self.exposed_ns) - self.waits_ns
 
 
 def flatten_gradients(given: RuleInput) -> Recommendation | None:
@@ -96,6 +99,7 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
     in_a_row = all(each.exposed_ns is None for each in bursts)
     rows = round(len(bursts) / having)
     row = "a row" if rows < 2 else f"{rows} rows"
+    step += " besides waiting for late ranks" * any(each.waits_ns for each in bursts)
     why = f"{calls} all-reduces in {row} take {ms(lost)} of {step}, and next to nothing is computed beside them"
     if not in_a_row:
         why = f"{ms(lost)} of {step} are exposed in {calls} all-reduces"
@@ -174,6 +178,8 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     # Of DDP's buckets, and of a device's queue, replays say what others would save.
     hooks = not timeline.has_device and not shows_ddp(given.run)
     sees_backward = hooks and any(map(BACKWARD.match, names))
+    transfer_ns = given.transfers[timeline.rank].transfer_ns
+    since_ns = np.where(transfer_ns == NONE, calls.start_ns, calls.end_ns - transfer_ns)
     compute, found = BusyTime(given.coverage[timeline.rank].compute), []
     for window, (begin, until) in enumerate(windows):
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
@@ -188,6 +194,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
             burst = _burst(
                 timeline,
                 compute,
+                since_ns,
                 own,
                 window,
                 averages=averages,
@@ -216,11 +223,11 @@ def _may_be_layers(sizes: Ints, start: Ints, end: Ints) -> bool:
 
 
 def _burst(
-    timeline: RankTimeline, compute: BusyTime, rows: Ints, window: int, *, averages: bool, in_backward: bool,
-    after_backward: bool,
+    timeline: RankTimeline, compute: BusyTime, since_ns: Ints, rows: Ints, window: int, *, averages: bool,
+    in_backward: bool, after_backward: bool,
 ) -> _Burst | None:  # fmt: skip
     """Return the burst that these calls are; None where they are few, large, or layers' over ranks, or compute goes on
-    beside them and they are not hooks' `in_backward`."""
+    beside them and they are not hooks' `in_backward`. `since_ns` is from when on each call transfers."""
     calls = timeline.collectives
     if not _are_small_parts(calls.bytes[rows], FEWEST_AFTER if after_backward else FEWEST_CALLS):
         return None
@@ -236,7 +243,9 @@ def _burst(
         return None
     times = union((start, end))
     exposed = length(times) - int(compute.within(times.starts, times.ends).sum())
+    waits = difference(times, union((since_ns[rows], end))) if timeline.has_device else union()
     return _Burst(
         window=window, averages=averages, calls=rows.size, length_ns=last - first, comm_ns=comm, compute_ns=computed,
+        waits_ns=length(waits) - int(compute.within(waits.starts, waits.ends).sum()),
         exposed_ns=None if in_a_row else exposed,
     )  # fmt: skip

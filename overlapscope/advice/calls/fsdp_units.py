@@ -16,7 +16,7 @@ from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.parallelism import SHARDS_PARAMETERS
+from overlapscope.whatif.parallelism import shows_fsdp
 
 UNIT_BYTES: Final = 64 << 20
 """A choice: smaller models gain little from calls that are smaller still."""
@@ -117,7 +117,7 @@ def _of_step(timeline: RankTimeline, rows: Ints) -> _Unit | None:
     is_gather = rows_named(calls.op[rows], timeline.names, "all_gather".__eq__)
     size_bytes, large = calls.bytes[rows], calls.bytes[rows] >= UNIT_BYTES
     gathers, reductions = size_bytes[is_gather & large], size_bytes[~is_gather & large]
-    by_name = any(map(SHARDS_PARAMETERS.search, timeline.names))
+    by_name = shows_fsdp(timeline)
     if reductions.size != 1 or not (1 if by_name else MOST_GATHERS) <= gathers.size <= MOST_GATHERS:
         return None
     held = gathers.sum() >= NEARLY_ALL * size_bytes[is_gather].sum()

@@ -11,25 +11,20 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.binding_calls import DIRECTLY_NS, saved_of
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, time_of
-from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
+from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_QUANTILE
 from overlapscope.analysis.exposure.collectives import CollectiveRow
-from overlapscope.analysis.exposure.longer_than_like import LONGER, OF_LARGER
-from overlapscope.timeline.columns import COMM, NONE, Collectives, Flags, Floats, Ints
+from overlapscope.analysis.exposure.fast_calls import of_many_calls
+from overlapscope.analysis.exposure.longer_than_like import OF_LARGER, since_ns
+from overlapscope.timeline.columns import COMM, NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
-from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 
-SAVED: Final = ("slow_transfer", "queued", "ahead", "dependency", "tail", "unknown")
+SAVED: Final = ("slow_transfer", "queued", "ahead", "dependency", "host_waited", "tail", "unknown")
 """Causes of exposed time that ends with the calls; in others the next compute would not have begun earlier."""
-UNEVEN: Final = "all_to_all"
-"""Members may send different sizes: calls as large on one rank need not be alike."""
-DIRECTLY_NS: Final = 20_000
-"""A call whose launch is not known stands behind the one before it if it begins so soon after its end. A choice: twice
-a launch."""
 ANY: Final = float(np.iinfo(np.int64).max // 4)
 
 
@@ -44,32 +39,15 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 def transferring(given: RuleInput, timeline: RankTimeline) -> Transferring:
     """Return from when on calls of a rank transfer: once the last recorded member has come; where others were not
-    recorded, for at most `LONGER` times as long as the fast ones of their group, operation, type and size."""
+    recorded, for at most as long as `transfers_at_most` says."""
     calls = timeline.collectives
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    arrived = given.arrivals[timeline.rank].arrived_ns
-    since = np.where(arrived != NONE, np.maximum(arrived, calls.start_ns), calls.start_ns)
+    since = since_ns(timeline, given.arrivals[timeline.rank])
     known = given.transfers[timeline.rank].transfer_ns != NONE
-    even = rows_named(calls.op, timeline.names, lambda name: name in SYMMETRIC and name != UNEVEN)
-    rows = np.flatnonzero(timed & ~known & even & (calls.group >= 0) & (calls.bytes != NONE))
-    needs = _needs_ns(calls, rows, (calls.end_ns - since)[rows])
-    since[rows] = np.maximum(since[rows], calls.end_ns[rows] - needs)
+    at_most = given.transfers_at_most_ns[timeline.rank]
+    rows = np.flatnonzero(timed & ~known & (at_most != NONE))
+    since[rows] = np.maximum(since[rows], calls.end_ns[rows] - at_most[rows])
     return Transferring(since_ns=np.where(timed, since, NONE), known=known)
-
-
-def _needs_ns(calls: Collectives, rows: Ints, lasted_ns: Ints) -> Ints:
-    kind, _ = factorize_rows([each[rows] for each in (calls.op, calls.group, calls.dtype, calls.bytes)])
-    found = lasted_ns.copy()
-    for own in _of_many_calls(kind):
-        fast = float(np.quantile(lasted_ns[own], BASELINE_QUANTILE))
-        found[own] = np.minimum(found[own], round(LONGER * fast))
-    return found
-
-
-def _of_many_calls(kind: Ints) -> list[Ints]:
-    """Return the rows of each kind that has `BASELINE_CALLS`, so enough to know its fast ones."""
-    rows = np.flatnonzero(np.bincount(kind)[kind] >= BASELINE_CALLS)
-    return [rows[each] for each in split_by(kind[rows])]
 
 
 def saved_by_overlap_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
@@ -90,27 +68,35 @@ def saved_without_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:
     hand: what a step without them, and without their launches, can save at most."""
     asked = list(rows)
     each = [
-        length(_saved(given, timeline, given.calls_of(timeline, asked))) / max(len(windows), 1)
+        length(_saved(given, timeline, own := given.calls_of(timeline, asked), own)) / max(len(windows), 1)
         for timeline, windows in given.some_ranks()
         if asked
     ]
     return fmean(each) if each else 0.0
 
 
-def saved_time(given: RuleInput, timeline: RankTimeline) -> Intervals:
-    """Return when any call of a rank transfers and the next compute waits for it."""
-    return _saved(given, timeline, np.ones(timeline.collectives.op.size, np.bool_))
+def saved_time(given: RuleInput, timeline: RankTimeline, own: Flags | None = None) -> Intervals:
+    """Return when any call of a rank, or of its `own` ones, transfers and the next compute waits for it.
+
+    Of `own` calls it is time that ends with one of them, or with a call that stands behind one, while no other stream
+    decides when the step ends: their exposed time beside others is saved with these alone.
+    """
+    every = np.ones(timeline.collectives.op.size, np.bool_)
+    return _saved(given, timeline, every, every if own is None else own)
 
 
-def _saved(given: RuleInput, timeline: RankTimeline, own: Flags) -> Intervals:
+def _saved(given: RuleInput, timeline: RankTimeline, moved: Flags, own: Flags) -> Intervals:
+    """Return when `moved` calls transfer in time that may be saved, as far as `own` ones bind the next compute."""
     calls, since = timeline.collectives, transferring(given, timeline).since_ns
-    own = own & (since != NONE)
-    times = intersection(union((since[own], calls.end_ns[own])), time_of(given.windows[timeline.rank]))
-    exposed = difference(times, given.coverage[timeline.rank].compute)
-    causes = given.parts[timeline.rank].by_graph
-    return (
-        exposed if causes is None else intersection(exposed, union(*(causes[each] for each in SAVED if each in causes)))
-    )
+    cover, moved = given.coverage[timeline.rank], moved & (since != NONE)
+    times = intersection(union((since[moved], calls.end_ns[moved])), time_of(given.windows[timeline.rank]))
+    exposed = difference(times, cover.compute)
+    parts = given.parts[timeline.rank]
+    if (causes := parts.by_graph) is not None:
+        exposed = intersection(exposed, union(*(causes[each] for each in SAVED if each in causes)))
+    last_ones, known = np.zeros(own.size, np.bool_), parts.own_comm.row != NONE
+    last_ones[parts.own_comm.row[known]] = (parts.optimizer_seen & parts.before_optimizer)[known]
+    return saved_of(timeline, own, since, exposed, difference(cover.comm, cover.compute), last_ones)
 
 
 def saved_by_half_ns(
@@ -134,7 +120,9 @@ def saved_by_half_ns(
     sums = np.cumsum(half)
     # Each one's is half + min(that of the one before, behind), from the first on.
     earlier = sums + np.minimum.accumulate(behind - (sums - half))
-    saved, start, end = saved_time(given, timeline), calls.start_ns[every], calls.end_ns[every]
+    asked = np.zeros(calls.op.size, np.bool_)
+    asked[rows] = True
+    saved, start, end = saved_time(given, timeline, asked), calls.start_ns[every], calls.end_ns[every]
     own = BusyTime(saved).within(start, end)
     row = np.cumsum(behind == 0) - 1
     of_rows = np.minimum(np.bincount(row, np.minimum(own, earlier)), np.bincount(row, half))
@@ -166,7 +154,7 @@ def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
     columns = [each[rows[known]] for each in (calls.op, calls.group, calls.dtype)]
     kind, first = factorize_rows([*columns, sizes])
     ns_a_byte = np.full(first.size, np.inf)
-    for own in _of_many_calls(kind):
+    for own in of_many_calls(kind):
         ns_a_byte[kind[own[0]]] = np.quantile(took[own], BASELINE_QUANTILE) / sizes[own[0]]
     for of_group in split_by(factorize_rows([each[first] for each in columns])[0]):
         own = of_group[sort_order(-sizes[first[of_group]])]

@@ -79,7 +79,7 @@ def sixteen_bit_exchange(given: RuleInput) -> Recommendation | None:
         evidence={"bytes": round(sent), "exposed_ns": round(exposed), "transfer_ns": round(transfer_ns)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
-            "that calls take half as long with half of the bytes: the gain is an upper bound",
+            "that calls take half as long with half of the bytes, and others no less: the gain is an upper bound",
             "that the fastest call of a group waits for nobody",
         ],
     )

@@ -15,7 +15,7 @@ from overlapscope.analysis.exposure.longer_than_like import LONGER
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags
 from overlapscope.timeline.dimensions import BACKWARD, DATA
-from overlapscope.timeline.intervals import BusyTime, difference, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.run import RankTimeline
@@ -34,6 +34,10 @@ WIDE: Final = re.compile(
 """In 32 bits, or more, first of all."""
 SUMS_FLOAT32: Final = re.compile(r"nccl\w*Kernel_(?:AllReduce|ReduceScatter)_\w*(?:_f32|_float)(?![0-9])")
 """Kernels of NCCL that add up float32, by the names of all its versions: sums of each type have their own."""
+WIDENS: Final = re.compile(r"chunk_cat_cuda_kernel<float, c10::(?:BFloat16|Half)>")
+"""FSDP2's copy of 16-bit gradients into the float32 buffer that it reduces (aten/native/cuda/TensorShape.cu) ..."""
+LESS_TO_COPY: Final = 1 / 3
+"""... saves this share in 16 bits: it reads two bytes and writes four, then two."""
 LONG_NS: Final = 200_000
 """A call of unknown size that transfers for as long is no small one. A choice: some times NCCL's latency."""
 MOSTLY: Final = 0.5
@@ -63,7 +67,9 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     saved_ns: float
     """What of that half of the transfers can save, at most ..."""
     faster_ns: float
-    """... and what compute beside them saves."""
+    """... and what compute beside them saves ..."""
+    copied_ns: float
+    """... and copies into what is reduced."""
     took_ns: float
     """How long it transferred, at most."""
     split: bool
@@ -80,9 +86,9 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
         return None
     each = [_sent(given, timeline, windows) for timeline, windows in given.some_at_hand()]
     some = [one for one in each if one.took_ns]
-    sent, bus, exposed, saved, faster, took = (
+    sent, bus, exposed, saved, faster, copied, took = (
         sum(getattr(one, part) for one in some) / max(len(each), 1)
-        for part in ("bytes", "bus_bytes", "exposed_ns", "saved_ns", "faster_ns", "took_ns")
+        for part in ("bytes", "bus_bytes", "exposed_ns", "saved_ns", "faster_ns", "copied_ns", "took_ns")
     )
     if not given.is_worth(saved) or not _computes_in_sixteen(given):
         return None
@@ -100,14 +106,14 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
         id="sixteen_bit_gradients",
         title=f"Try to send 16-bit gradients: {reduces} while matrix products are computed in 16 bits, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
-        at_most_ns=saved + faster,
+        at_most_ns=saved + faster + copied,
         loss_ns=round(saved),
         apply=HOROVOD if "horovod" in given.job.frameworks else APPLY,
         evidence=({"bytes": round(sent), "busbw_gbs": bus / took} if sent else {})
         | {"exposed_ns": round(exposed), "transfer_ns": round(took)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
-            "that calls take half as long with half of the bytes: the gain is an upper bound",
+            "that calls take half as long with half of the bytes, and others no less: the gain is an upper bound",
             *([] if split else [UNSPLIT]),
         ],
     )
@@ -142,11 +148,19 @@ def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
         exposed_ns=length(difference(intersection(union((start, end)), inside), cover.compute)) / steps,
         saved_ns=saved_by_half_ns(given, timeline, windows, own, moved),
         faster_ns=faster_beside_half_ns(given, timeline, own, moved),
+        copied_ns=LESS_TO_COPY * length(intersection(_widening(timeline), inside)) / steps,
         took_ns=int(transfer.sum()) / steps,
         split=not waits.any(),
         least_bytes=int(sizes[sizes > 0].min(initial=LATEST)),
         most_bytes=int(sizes.max(initial=0)),
     )
+
+
+def _widening(timeline: RankTimeline) -> Intervals:
+    """Return when gradients in 16 bits are copied into buffers in 32."""
+    spans = timeline.spans
+    rows = (spans.kind == COMPUTE) & rows_named(spans.name, timeline.names, WIDENS.search)
+    return union((spans.start_ns[rows], spans.end_ns[rows]))
 
 
 def _sums_float32(timeline: RankTimeline) -> Flags:

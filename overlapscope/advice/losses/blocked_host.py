@@ -48,6 +48,8 @@ SERVING: Final = {
     "python -m sglang.launch_server ...  # without --disable-overlap-schedule"
 }
 """For servers, which need the sampled tokens: not to wait is no choice, but to schedule ahead of them."""
+AWAITED_NS: Final = "awaited_communication_ns"
+"""In the evidence of `blocking_calls`: exposed time of calls that only the host waited for."""
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
@@ -141,8 +143,12 @@ def _lost(given: RuleInput, found: HostTime) -> RankLoss | None:
     """Return idle time of a kind, and words for it, where it is worth it: in the mean of all ranks, else what the rank
     that loses most loses; None for less."""
     if found.ns and found.ns >= LEAST_IDLE * given.step_ns:
-        return RankLoss(ns=found.ns, words=f"{ms(found.ns)} of a {ms(given.step_ns)} {given.per}", of="")
+        return RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
     return in_the_mean(given, found.by_window, LEAST_IDLE)
+
+
+def _of_step(given: RuleInput, ns: int) -> str:
+    return f"{ms(ns)} of a {ms(given.step_ns)} {given.per}"
 
 
 def garbage_collection(given: RuleInput) -> Recommendation | None:
@@ -194,31 +200,41 @@ def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
 
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where calls that wait for the device leave it without work."""
-    found = host_time(given, "blocking_call", "poll")
+    """Return the recommendation where calls that wait for the device leave it without work, or without the compute that
+    communication could run beside."""
+    found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
+    awaited_ns = given.cause_ns("host_waited") if given.is_worth(given.cause_ns("host_waited")) else 0
     lost = _lost(given, found)
+    if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
+        lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
     if lost is None:
         return None
-    calls = [VERSIONED.sub("", each) for each in worth_naming(found.by_call)]
+    waits = dict.fromkeys([*(awaited.waits if awaited_ns > found.ns else ()), *found.waits])
+    calls = [VERSIONED.sub("", call) for call, _ in waits]
     means = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
     on_rank = "" if lost.of else _mostly(means, lost.ns).lstrip(", ")
     in_steps = most_by_number(given, found.by_window)
+    beside = f", and compute that would hide {ms(awaited_ns)} of communication is launched after it," * (awaited_ns > 0)
     return recommended(
         given,
         id="blocking_calls",
-        title=f"Let the host run ahead: the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'} because "
-        f"the host waits for it ({named_waits(calls, found.waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
-        at_most_ns=lost.ns,
+        title=f"Let the host run ahead: the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'}{beside} "
+        f"because the host waits for it ({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
+        at_most_ns=lost.ns + awaited_ns,
         bound_from="loss",
-        apply=instead_of(given.job, found.waits, found.shown_by),
+        apply=instead_of(given.job, waits, found.shown_by or awaited.shown_by),
         evidence={
             "blocking_ns": lost.ns,
+            AWAITED_NS: awaited_ns,
             "of_rank_with_most_ns": max(round(float(in_steps.mean())), lost.ns) if in_steps.size else lost.ns,
             "polls_ns": found.by_kind.get("poll", 0),
             "calls": found.by_call,
         },
-        shown_by=found.shown_by,
-        measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
+        shown_by=awaited.shown_by if awaited_ns > found.ns else found.shown_by,
+        measured=[
+            "idle time while the host was in these calls, or launched again after they had emptied the device",
+            *["exposed communication that these calls waited for, and no stream that compute is on"] * (awaited_ns > 0),
+        ],
         assumed=[not_at_once(given.job), bound(given)],
     )
 

@@ -32,7 +32,7 @@ def average_parameters(given: RuleInput) -> bool:
         calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
         every += int(exposed.sum())
         last = _follow_optimizer(timeline) & (exposed > 0)
-        if unique(calls.step[last]).size < min(given.steps, unique(timeline.steps.step).size):
+        if unique(calls.step[last]).size < len(windows):
             averaged += int(exposed[last].sum())
     return every > 0 and averaged > MOSTLY * every
 

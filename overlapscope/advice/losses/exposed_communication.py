@@ -12,7 +12,7 @@ from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
-from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.exposure.slower_unseen import SlowerUnseen, slower_unseen
 from overlapscope.analysis.result import Recommendation, waits_for_late_ranks
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -51,6 +51,8 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is not steps that cost more which are named first."""
     longer_ns: int
     """What calls take longer than their like; 0 where that is not known."""
+    waiting_groups: Sequence[str]
+    """Groups of which much of it is: those of another like it are shorter."""
     compute_said: bool
     """Whether `before` says that compute decides."""
 
@@ -134,7 +136,15 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) 
         return {"look": LOOK_AT_STEPS}
     if calls.slower is not None:
         return {"look": LOOK_AT_UNSEEN}
-    found = remedies(given, why.cause, why.second, loss.longer_ns, calls.transfer, why.waits_ns)
+    found = remedies(
+        given,
+        why.cause,
+        why.second,
+        loss.longer_ns,
+        calls.transfer,
+        why.waits_ns,
+        groups_wait=bool(loss.waiting_groups),
+    )
     if calls.rate_gbs is not None:
         lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs))]
         found["torch"] = "\n".join(lines)
@@ -170,7 +180,9 @@ def _title(
     of_ops = f" ({'; '.join(which)})" if which else ""
     besides = " besides waiting for late ranks" if loss.late_ns else ""
     who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause) or _unseen(calls.slower)
-    longer = f"; calls take at least {ms(loss.longer_ns)} longer than the shortest of their like" * (loss.longer_ns > 0)
+    groups = f" of group{'s' * (len(loss.waiting_groups) > 1)} {' and '.join(map(short, loss.waiting_groups))}"
+    take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"
+    longer = f"; calls{take} than the shortest of their like" * (loss.longer_ns > 0)
     words = why.words if loss.usual else ""
     speed = calls.speed if loss.usual else ""
     much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"

@@ -91,13 +91,16 @@ def remedies(
     longer_ns: int,
     transfer: Transfer | None = None,
     waits_ns: int = 0,
+    *,
+    groups_wait: bool = False,
 ) -> dict[str, str]:
     """Return what to do about a cause, and then about the next one, by framework or `look`.
 
     `longer_ns` is what calls take longer than their like, in ns of a step; 0 where that is not known; `transfer` what
-    shows that calls transfer that could not be split from waiting; `waits_ns` what of the loss waits for late ranks.
+    shows that calls transfer that could not be split from waiting; `waits_ns` what of the loss waits for late ranks;
+    `groups_wait` whether groups are named whose members wait.
     """
-    found = _with_longer(given, cause, longer_ns)
+    found = _with_longer(given, cause, longer_ns, groups_wait=groups_wait)
     for key, text in _of_cause(given, second).items() if second else ():
         found[key] = "\n".join(dict.fromkeys([*found.get(key, "").splitlines(), *text.splitlines()]))
     unsplit = given.figures.exposed_wait_ns is None and not MAY_BE_WAITING.isdisjoint({cause, second})
@@ -108,9 +111,9 @@ def remedies(
     return {"look": known[transfer]} | found if transfer in known else found
 
 
-def _with_longer(given: RuleInput, cause: str, longer_ns: int) -> dict[str, str]:
+def _with_longer(given: RuleInput, cause: str, longer_ns: int, *, groups_wait: bool) -> dict[str, str]:
     """Return what to do about a cause; first to record all ranks where calls take much longer than their like."""
-    much = cause == "unknown" or longer_ns >= MOSTLY * (given.figures.exposed_comm_ns or 0)
+    much = groups_wait or cause == "unknown" or longer_ns >= MOSTLY * (given.figures.exposed_comm_ns or 0)
     if not longer_ns or not much or given.is_whole:
         return _of_cause(given, cause)
     look = {"look": RECORD_LATE.format(longer=ms(longer_ns), lacking=", ".join(_lacking(given)))}

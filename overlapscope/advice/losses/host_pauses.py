@@ -1,12 +1,24 @@
 """Rule: hosts of devices pause now and then, as garbage collection makes them, and devices idle for it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
+from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.checks.host_pauses import times_a_step
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
+from overlapscope.timeline.intervals import BusyTime
 
+MOSTLY: Final = 0.5
+"""Share of the idle time in pauses for which one wait had emptied the device, to be named. A choice."""
+WAITS_STAY: Final = (
+    "that these waits stay: without them the device would have work in the pauses, so what is lost to these waits is "
+    "the same time"
+)
 DUMP: Final = "py-spy dump --pid PID  # while it pauses: {what}"
 IN_PAUSES: Final = {
     "python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at one agreed step: "
@@ -14,6 +26,7 @@ IN_PAUSES: Final = {
     "torch": "torch.profiler.profile(with_stack=True)  # which function it is in",
     "linux": "pidstat -t -w -p PID 1  # does it lose its core?",
 }
+COMPILES: Final = "TORCH_LOGS=recompiles python train.py  # does torch.compile compile again? then mark_dynamic()\n"
 OFF_HOST: Final = {
     "torch": "optimizer = torch.optim.AdamW(params, fused=True)  # on the device: its states take 8 bytes a parameter "
     "there, 12 with a copy of the weights in 32 bits, divided among the ranks that shard them",
@@ -27,34 +40,20 @@ OFF_HOST: Final = {
 def host_pauses(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the finding of this id says that pauses cost time; else None."""
     found = next((each for each in given.analysis.findings if each.id == "host_pauses"), None)
-    if found is None or given.per != "step":
+    if found is None:
         return None
     evidence = found.evidence
     if evidence.get("before_any_call"):
         return _before_any_call(given, evidence)
-    alone, steps = evidence["alone_in_step"], evidence["of_steps"]
-    cost_ns, ranks, costliest = evidence["cost_ns"], evidence["ranks"], evidence["pauses"][0]
-    one = len(ranks) == 1
-    whom = f"the host{'' if one else 's'} of {rank_list(ranks)}{', now one, now another' * evidence['in_turn']}"
-    place = (
-        f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
-    )
-    inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
-    does = ("launches nothing" if one else "launch nothing") if evidence.get("does") else "pauses" if one else "pause"
-    usual = f"{'it' if one else 'they'} {does} for {ms(evidence['paused_ns'])}"
-    whose = "its" if one else "a"
-    idles = f"{ms(cost_ns)} of a {ms(given.step_ns)} step for it"
-    if alone is not None:
-        whole = f" of a {ms(recording_ns(given.analysis))} recording,"
-        idles = f"{ms(evidence['alone_cost_ns'])}{whole} in step {alone} alone"
+    alone, steps, cost_ns = evidence["alone_in_step"], evidence["of_steps"], evidence["cost_ns"]
+    costliest, wait = evidence["pauses"][0], _wait_before(given, evidence)
     return recommended(
         given,
         id="host_pauses",
-        title=f"{_asks(evidence, whom)}: {usual}{place}{inside}, and {whose} device idles for {idles}"
-        f"{', perhaps as the profiler starts' * evidence['at_begin']}",
+        title=_title(given, evidence, wait),
         verdict="look",
         loss_ns=cost_ns if alone is None else cost_ns * steps,
-        per="step" if alone is None else "recording",
+        per=given.per if alone is None else "recording",
         apply=_remedies(evidence),
         evidence=evidence,
         shown_by=ShownBy(
@@ -66,9 +65,50 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
             "times of 3 ms or more in which no thread that launches began or ended anything, nor waited for the "
             "device, and how long the device was idle in them; of each step the rank that lost most"
         ],
-        assumed=[] if given.is_whole else ["that no rank that was not recorded paused for longer"],
+        assumed=[
+            *["that no rank that was not recorded paused for longer"] * (not given.is_whole),
+            *[WAITS_STAY] * (wait is not None),
+        ],
         verify="overlapscope analyze NEW_RUN: the finding host_pauses is gone",
     )
+
+
+def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> str:
+    """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before."""
+    alone, ranks, costliest = evidence["alone_in_step"], evidence["ranks"], evidence["pauses"][0]
+    one = len(ranks) == 1
+    whom = f"the host{'' if one else 's'} of {rank_list(ranks)}{', now one, now another' * evidence['in_turn']}"
+    place = (
+        f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
+    )
+    inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
+    does = ("launches nothing" if one else "launch nothing") if evidence.get("does") else "pauses" if one else "pause"
+    often = "" if evidence["anywhere"] else times_a_step(evidence["times_a_step"], given.per)
+    usual = f"{'it' if one else 'they'} {does} {often}for {ms(evidence['paused_ns'])}{' each' * bool(often)}"
+    idles = f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it"
+    if alone is not None:
+        whole = f" of a {ms(recording_ns(given.analysis))} recording,"
+        idles = f"{ms(evidence['alone_cost_ns'])}{whole} in step {alone} alone"
+    spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
+    begins = ", perhaps as the profiler starts" * evidence["at_begin"]
+    return (
+        f"{_asks(evidence, whom)}: {usual}{place}{inside}, and {'its' if one else 'a'} device idles for {idles}"
+        f"{spent}{begins}"
+    )
+
+
+def _wait_before(given: RuleInput, evidence: Mapping[str, Any]) -> str | None:
+    """Return the call that had emptied the device before most of the idle time in the listed pauses; None without."""
+    charged = Counter[str]()
+    for each in evidence["pauses"]:
+        begin = np.array([each["start_ns"]])
+        for loss in given.host_losses.get(each["rank"], ()):
+            if loss.kind == "blocking_call" and loss.call is not None:
+                charged[VERSIONED.sub("", loss.call)] += int(
+                    BusyTime(loss.when).within(begin, begin + each["paused_ns"])[0]
+                )
+    call, ns = max(charged.items(), key=lambda item: item[1], default=("", 0))
+    return call if ns >= MOSTLY * sum(each["idle_ns"] for each in evidence["pauses"]) > 0 else None
 
 
 def _asks(evidence: Mapping[str, Any], whom: str) -> str:
@@ -84,6 +124,8 @@ def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
         return OFF_HOST
     if evidence.get("does") is not None:
         return {"torch": IN_PAUSES["torch"], "python": DUMP.format(what="which line it is in")}
+    if evidence.get("may_compile"):
+        return IN_PAUSES | {"torch": COMPILES + IN_PAUSES["torch"]}
     return IN_PAUSES
 
 

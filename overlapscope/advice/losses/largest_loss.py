@@ -1,9 +1,10 @@
 """Rule: name the largest loss where no other rule does: exposed communication, or idle time of the device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
+from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
@@ -13,7 +14,7 @@ from overlapscope.advice.rule_input import RuleInput, gain_ns, ms, per_step, rec
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.job_step.headline import few_communicate
-from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
+from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, SLOWER_GROUPS, USUAL_LONGER_NS
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
@@ -42,8 +43,11 @@ OF_IDLE: Final = frozenset(
 )  # fmt: skip
 """Recommendations that address idle time."""
 MUCH_LEFT_OUT: Final = 0.1
-"""From this share of exposed time on what lies before the last recording's begin is left out. A choice: less is not
-worth a figure that differs from the headline's."""
+"""From this share of exposed time on what lies before the last recording's begin is left out, and of idle time what
+lies before its own. A choice: less is not worth a figure that differs from the headline's."""
+MUCH_WAITED: Final = 0.25
+"""From this share of exposed time on what calls of a group take longer than those of another like it is a loss of its
+own, whatever overlap may address. A choice."""
 NOT_LAUNCHED: Final = "host_not_ready"
 GAP_CAUSES: Final = ("behind_compute", NOT_LAUNCHED)
 """Causes of exposed time in which the next compute waited for other compute, or for its launch: the device idles."""
@@ -80,19 +84,22 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     few = few_communicate(given.analysis.headline)
     if few is not None:  # medians hide it, or lie between the two kinds of steps
         exposed = max(exposed, round(few.exposed_comm_ns))
-    idle = given.figures.idle_ns or 0
+    idle = _idle_ns(given)
     gaps = gaps_ns(given.analysis)
     of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
     beside = gaps if gaps >= FEW_GAPS * (idle + gaps) else 0
     steps = {given.per: 1, "recording": max(given.steps, 1)}
     lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
     # Where another recommendation names idle time, with these gaps, what is exposed is left to name.
-    is_named = sum(ns for name, ns in lost if name in OF_IDLE) >= ADDRESSED * (idle + beside) > 0
+    of_idle = sum(ns for name, ns in lost if name in OF_IDLE) + _of_bursts_ns(given, found)
+    is_named = of_idle >= ADDRESSED * (idle + beside) > 0
     of_exposed |= exposed >= idle and is_named
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, OF_IDLE)
     others = max((ns for _, ns in lost), default=0)
-    addressed = sum(ns for name, ns in lost if name in named)
+    addressed = sum(ns for name, ns in lost if name in named) if of_exposed else of_idle
     outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
+    # Whoever is late in a group that is known to wait, no overlap of its calls brings back what is waited.
+    outlying |= of_exposed and bool(waiting_groups(given.analysis))
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return _slow_transfers(given, found, idle)
     is_late = any(each.id == "late_rank" for each in found)
@@ -109,6 +116,11 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
+
+
+def _of_bursts_ns(given: RuleInput, found: Sequence[Recommendation]) -> int:
+    """Return the idle time in bursts of reductions, which what names these addresses, and other rules leave to it."""
+    return idle_in_bursts(given) if any(each.id == "flatten_gradients" for each in found) else 0
 
 
 def gaps_ns(analysis: Analysis) -> int:
@@ -193,6 +205,18 @@ def _left_out_ns(given: RuleInput) -> int:
     return begun_ns if begun_ns >= MUCH_LEFT_OUT * (given.figures.exposed_comm_ns or 0) else 0
 
 
+def _unrecorded_ns(given: RuleInput) -> int:
+    """Return for how much of the idle time the device worked off what was launched before the recording, if that is
+    much."""
+    ns = given.figures.idle_causes.get(BEGUN_APART, 0)
+    return ns if ns >= MUCH_LEFT_OUT * (given.figures.idle_ns or 0) else 0
+
+
+def _idle_ns(given: RuleInput) -> int:
+    """Return the idle time of a step without what lies before the recording."""
+    return (given.figures.idle_ns or 0) - _unrecorded_ns(given)
+
+
 def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool, compute: str) -> ExposedLoss:
     """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose."""
     before, step = _named(given, exposed, is_largest=is_largest)
@@ -207,6 +231,7 @@ def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool,
         step=step,
         usual=usual,
         longer_ns=longer_ns_of(given.analysis) if usual else 0,
+        waiting_groups=[each["group"] for each in waiting_groups(given.analysis)] if usual else [],
         compute_said=bool(compute) and before.startswith(compute),
     )
 
@@ -214,7 +239,7 @@ def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool,
 def _of_little(given: RuleInput, before: str, compute: str) -> str:
     """Return the words before a loss, which is not called the largest where compute is nearly all of a step on devices:
     what compute is, then."""
-    lost_ns = (given.figures.exposed_comm_ns or 0) + (given.figures.idle_ns or 0)
+    lost_ns = (given.figures.exposed_comm_ns or 0) + _idle_ns(given)
     little = lost_ns < VERY_LITTLE * given.step_ns and few_communicate(given.analysis.headline) is None
     if before != USUAL[0] or not given.run_has_device or not little:
         return before
@@ -222,9 +247,18 @@ def _of_little(given: RuleInput, before: str, compute: str) -> str:
 
 
 def longer_ns_of(analysis: Analysis) -> int:
-    """Return how much of the exposed time of a step calls take longer than their like; 0 where that is not known."""
+    """Return how much of the exposed time of the median step calls take longer than their like; 0 where that is not
+    known."""
     found = next((each.evidence for each in analysis.findings if each.id == LONGER_THAN_LIKE), None)
-    return 0 if found is None else round(found["share_of_exposed"] * (analysis.headline.exposed_comm_ns or 0))
+    return 0 if found is None else min(found[USUAL_LONGER_NS], analysis.headline.exposed_comm_ns or 0)
+
+
+def waiting_groups(analysis: Analysis) -> Sequence[Mapping[str, Any]]:
+    """Return the groups whose calls take longer than like ones of another group, where that is much (`MUCH_WAITED`) of
+    exposed communication: fields of `SlowerGroup`."""
+    found = next((each.evidence for each in analysis.findings if each.id == LONGER_THAN_LIKE), None)
+    much = longer_ns_of(analysis) >= MUCH_WAITED * (analysis.headline.exposed_comm_ns or 0)
+    return () if found is None or not much else found.get(SLOWER_GROUPS, ())
 
 
 def longer_beside_launches_ns(analysis: Analysis, exposed_ns: int) -> int:
@@ -240,7 +274,7 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
 
     `is_largest` tells whether what other recommendations name costs no more.
     """
-    usual, idle = without_outliers(given.analysis), given.figures.idle_ns or 0
+    usual, idle = without_outliers(given.analysis), _idle_ns(given)
     if (few := few_communicate(given.analysis.headline)) is not None and loss > idle:
         return USUAL[0], f"a {ms(few.step_ns)} step in the mean ({few.communicate} of {few.steps} steps communicate)"
     if usual is not None and given.step_ns - usual.step_ns > max(loss, idle):
@@ -294,7 +328,8 @@ def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, comput
 def _of_idle(given: RuleInput, idle: int) -> tuple[str, IdleGaps | None]:
     """Return words for the largest cause of idle time, and the gaps, where nothing of the host is known."""
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
-    cause, ns = max(given.figures.idle_causes.items(), key=lambda each: each[1], default=("unknown", idle))
+    causes = [each for each in given.figures.idle_causes.items() if each[0] != BEGUN_APART or not _unrecorded_ns(given)]
+    cause, ns = max(causes, key=lambda each: each[1], default=("unknown", idle))
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:
         # What the host did is not known; how its pauses are distributed is.

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
 from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
+from overlapscope.advice.losses.largest_loss import USUAL
 from overlapscope.advice.losses.needed_copies import calling_operation, needed_waits
 from overlapscope.advice.losses.stream_copies import BETWEEN, TO_HOST_ALONE
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
@@ -52,8 +53,8 @@ REPLAYED: Final = "a replay of the dependency graph without it"
 OPTIMISTIC: Final = "that nothing takes its place which never bound in this recording: the gain is an upper bound"
 ALONE: Final = "that {ranks} alone change{s}: if ranks that were not recorded lose as much, the gain may be larger"
 MORE: Final = (
-    "that nothing else changes: a replay without these waits gains far more, as other host time then passes beside the "
-    "device"
+    "that other host time passes beside the device, too, once the host runs ahead: a replay without these waits gains "
+    "more than what was idle because of them"
 )
 SLOW_STILL: Final = (
     "that the host launches all else as slowly as before: without these waits part of the idle time stays"
@@ -69,7 +70,7 @@ FAR_LESS: Final = 0.9
 """A replay without waits that gains a smaller share of their loss is said to leave the rest to launches. A choice."""
 KEPT: Final = "that what a host copies to itself and then works on for long is needed: these waits stay"
 FAR_MORE: Final = 1.5
-"""A replay without waits that gains so many times their loss is not about them alone. A choice."""
+"""A replay without waits that gains so many times their loss is said to gain other host time as well. A choice."""
 ALTERNATIVE: Final = 0.5
 """Least share of a loss that a second remedy must gain in its place to be named. A choice."""
 LATE_HOSTS: Final = ("launch_bound", "host_pauses")
@@ -132,7 +133,7 @@ def _replayed(
             fetching_steps if name == "data_loading" else steps,
             of_waits if name == "blocking_calls" else [bound],
         )
-    bounded = [by_id[each.id] if each.id in gains else each for each in found]
+    bounded = _without_smaller_largest([by_id[each.id] if each.id in gains else each for each in found])
     least_ns = LEAST_IDLE * window.length_ns(graph.nodes.time_ns)
     if stay and gains.get("blocking_calls", 0) < least_ns:
         return [each for each in bounded if each.id != "blocking_calls"]  # what little is left without these waits
@@ -151,6 +152,16 @@ def _replayed(
             ahead_ns = _each_step(fetching, gain_ns, fetching_steps)
             return [_or_run_ahead(each, ahead_ns, waits, job) if each is fetching else each for each in bounded]
     return bounded
+
+
+def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommendation]:
+    """Return recommendations of which none calls a loss the largest that is less than what waits cost by replay."""
+    waits_ns = max((each.loss_ns or 0 for each in found if each.id == "blocking_calls"), default=0)
+    largest = USUAL[0]
+    return [
+        replace(each, title=each.title.removeprefix(largest)) if 0 < (each.loss_ns or 0) < waits_ns else each
+        for each in found
+    ]
 
 
 def _change_for(name: str, found: Mapping[str, Recommendation]) -> Callable[[Graph, Ranks], Change]:
@@ -243,17 +254,21 @@ def _each_step(each: Recommendation, gain_ns: int, steps: int) -> int:
 
 def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[str]) -> Recommendation:
     gain = _each_step(each, gain_ns, steps)
-    if each.id == "blocking_calls" and gain > FAR_MORE * max(each.evidence["of_rank_with_most_ns"], each.loss_ns or 0):
-        others = [one for one in each.assumed if AVOIDED not in one]
-        return replace(each, assumed=[*others, MORE], evidence={**each.evidence, "replayed_gain_ns": gain})
     if each.id == "blocking_calls" and gain < NEXT_TO_NOTHING * (each.loss_ns or 0):
         others = [one for one in each.assumed if AVOIDED not in one]
         return replace(each, assumed=[*others, UNCONFIRMED], evidence={**each.evidence, "replayed_gain_ns": gain})
     kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
+    title, loss_ns = each.title, each.loss_ns
     if each.id == "blocking_calls" and gain < FAR_LESS * (each.loss_ns or 0):
         kept.append(SLOW_STILL)
+    if each.id == "blocking_calls" and gain > FAR_MORE * max(each.evidence["of_rank_with_most_ns"], each.loss_ns or 0):
+        kept.append(MORE)
+        title += f"; a replay in which it does not is at most {ms(gain)} a {each.per} shorter"
+        loss_ns = gain  # as it is where they are found by replay alone: it says how much they may matter
     return replace(
         each,
+        title=title,
+        loss_ns=loss_ns,
         gain_low_ns=0,
         gain_high_ns=gain,
         bound_from="replay",

@@ -1,4 +1,5 @@
-"""Rule: an optimizer whose state is sharded over data parallelism reduces and gathers beside nothing."""
+"""Rule: an optimizer whose state is sharded over data parallelism reduces and gathers, or gathers alone, beside
+nothing."""
 
 from typing import Final
 
@@ -9,18 +10,20 @@ from overlapscope.advice.losses.exposed_calls import backward_waits_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.dimensions import DATA
+from overlapscope.timeline.dimensions import BACKWARD, DATA
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, split_by
 from overlapscope.timeline.run import RankTimeline
 
 MEGATRON: Final = ("--overlap-grad-reduce", "--overlap-param-gather")
+GATHER: Final = "--overlap-param-gather  # needs --overlap-grad-reduce and --use-distributed-optimizer, too"
 DEEPSPEED: Final = '{"zero_optimization": {"overlap_comm": true}}'
 TORCH: Final = (
     "# reduce in buckets during backward, on a stream of their own (async_op=True); wait once, before the optimizer",
     "# gather beside the next forward, module by module, and wait for each before it computes",
 )
+UNTIL_NEXT: Final = "a step has time without communication"
 
 
 class _Sharded(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,22 +32,59 @@ class _Sharded(msgspec.Struct, frozen=True, kw_only=True):
     reduce_ns: float
     gather_ns: float
     beside_ns: float
-    """How much of both is overlapped."""
+    """How much of both is overlapped ..."""
+    gather_beside_ns: float
+    """... and how much of what is gathered."""
+    forward_ns: float
+    """From the begin of a step to its first call of backward, at most; infinite where that is not known."""
 
 
 def sharded_optimizer(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where gradients are scattered and parameters gathered beside no compute, on devices."""
+    """Return the recommendation where gradients are scattered and parameters gathered beside no compute, on devices, or
+    where parameters alone are."""
     if given.job.serves or not given.run_has_device:
         return None
     each = [_sharded(given, timeline, windows) for timeline, windows in given.some_ranks()]
-    reduces, gathers, beside = (
-        sum(getattr(one, part) for one in each) / max(len(each), 1) for part in ("reduce_ns", "gather_ns", "beside_ns")
+    mean = _Sharded(
+        **{part: sum(getattr(one, part) for one in each) / max(len(each), 1) for part in _Sharded.__struct_fields__}
     )
-    exposed = reduces + gathers - beside
+    if mean.beside_ns <= NOTHING * (mean.reduce_ns + mean.gather_ns):
+        return _of_both(given, mean)
+    return _of_gathers(given, mean) if mean.gather_beside_ns <= NOTHING * mean.gather_ns else None
+
+
+def _of_gathers(given: RuleInput, found: _Sharded) -> Recommendation | None:
+    """Return the recommendation where reductions are overlapped, at least in part, and gathers are not."""
+    exposed = found.gather_ns - found.gather_beside_ns
+    at_most = given.besides_ns(min(exposed, found.forward_ns))
+    if not given.is_worth(at_most):
+        return None
+    known = np.isfinite(found.forward_ns)
+    return recommended(
+        given,
+        id="sharded_optimizer",
+        title=f"Gather parameters beside the next forward: all_gather between the optimizer and forward takes "
+        f"{ms(found.gather_ns)} of a {ms(given.step_ns)} {given.per}, and nothing is computed beside it",
+        at_most_ns=at_most,
+        apply={"megatron": GATHER, "torch": TORCH[1]},
+        evidence={"gather_ns": round(found.gather_ns), "exposed_ns": round(exposed)}
+        | ({"forward_ns": round(found.forward_ns)} if known else {}),
+        measured=["these calls, and that nothing is computed beside them"],
+        assumed=[
+            *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
+            f"that all of it can be overlapped, as far as {'forward lasts' if known else UNTIL_NEXT}: the gain is an "
+            "upper bound",
+        ],
+    )
+
+
+def _of_both(given: RuleInput, found: _Sharded) -> Recommendation | None:
+    """Return the recommendation where neither reductions nor gathers are overlapped."""
+    reduces, gathers = found.reduce_ns, found.gather_ns
     waits = backward_waits_ns(given)
     at_most = given.besides_ns(min(reduces, waits or reduces) + gathers)
     first = "Wait once for gradients, before the optimizer" if waits else "Reduce gradients during backward"
-    if not given.is_worth(at_most) or beside > NOTHING * (reduces + gathers):
+    if not given.is_worth(at_most):
         return None
     return recommended(
         given,
@@ -53,12 +93,15 @@ def sharded_optimizer(given: RuleInput) -> Recommendation | None:
         f"{ms(given.step_ns)} {given.per}) and all_gather ({ms(gathers)}) around the optimizer are beside no compute",
         at_most_ns=at_most,
         apply={"megatron": " ".join(MEGATRON), "deepspeed": DEEPSPEED, "torch": "\n".join(TORCH)},
-        evidence={"reduce_ns": round(reduces), "gather_ns": round(gathers), "exposed_ns": round(exposed)},
+        evidence={
+            "reduce_ns": round(reduces),
+            "gather_ns": round(gathers),
+            "exposed_ns": round(reduces + gathers - found.beside_ns),
+        },
         measured=["these calls, and that nothing is computed beside them"],
         assumed=[
             *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
-            "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper "
-            "bound",
+            f"that all of it can be overlapped, as far as {UNTIL_NEXT}: the gain is an upper bound",
         ],
     )
 
@@ -81,9 +124,25 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
         if last.size and first.size and int(compute.within(last.max()[None], first.min()[None])[0]) > 0:
             found.append(those)
     rows = np.concatenate(found) if found else np.empty(0, np.int64)
-    took = calls.end_ns[rows] - calls.start_ns[rows]
+    took, gathered = calls.end_ns[rows] - calls.start_ns[rows], gathers[rows]
+    beside = compute.within(calls.start_ns[rows], calls.end_ns[rows])
+    # The last step may end before what the next one begins with is gathered.
+    steps = max(len(windows) - int(not (window_of(windows, calls.start_ns[rows]) == len(windows) - 1).any()), 1)
     return _Sharded(
-        reduce_ns=int(took[reduces[rows]].sum()) / len(windows),
-        gather_ns=int(took[gathers[rows]].sum()) / len(windows),
-        beside_ns=int(compute.within(calls.start_ns[rows], calls.end_ns[rows]).sum()) / len(windows),
+        reduce_ns=int(took[~gathered].sum()) / steps,
+        gather_ns=int(took[gathered].sum()) / steps,
+        beside_ns=int(beside.sum()) / steps,
+        gather_beside_ns=int(beside[gathered].sum()) / steps,
+        forward_ns=_forward_ns(timeline, windows),
     )
+
+
+def _forward_ns(timeline: RankTimeline, windows: Windows) -> float:
+    """Return the mean time from the begin of a step to the begin of its first call of backward; infinite where no such
+    call is known."""
+    calls = timeline.collectives
+    start = np.sort(calls.start_ns[rows_named(calls.phase, timeline.names, BACKWARD.__eq__) & (calls.start_ns != NONE)])
+    window, at = np.unique(window_of(windows, start), return_index=True)
+    begins = np.array(sorted(begin for begin, _ in windows), np.int64)
+    known = window != NONE
+    return float((start[at[known]] - begins[window[known]]).mean()) if known.any() else np.inf

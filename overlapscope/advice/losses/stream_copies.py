@@ -16,6 +16,7 @@ from overlapscope.analysis.checks.slow_host import slow_hosts
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.result import Recommendation
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
@@ -96,7 +97,7 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         given,
         id="copies_on_compute_stream",
         title=f"{do}: {what} on the compute stream take {how_long}, and nothing is computed beside them"
-        f"{_also_exposed(given, beside, times)}{NOT_BEFORE * slow}",
+        f"{_also_exposed(given, beside, mean)}{NOT_BEFORE * slow}",
         at_most_ns=mean * times,
         bound_from=None if slow else "loss",
         apply=_apply(given, kind, pageable=pageable, recurs=most.recurs),
@@ -131,9 +132,11 @@ def _mean(times: list[float]) -> float:
     return sum(times) / len(times) if times else 0.0
 
 
-def _also_exposed(given: RuleInput, beside: float, times: int) -> str:
-    """Return that communication beside copies is exposed, where that is worth saying: one time, counted twice."""
-    return f" ({ms(beside * times)} of it is exposed communication, too)" if given.is_worth(beside) else ""
+def _also_exposed(given: RuleInput, beside: float, copied: float) -> str:
+    """Return that communication beside copies is exposed, where that is worth saying: one time, counted twice. It is a
+    share, as the table of causes holds only what the next compute waited for, divided as the sums over all steps."""
+    share = percent_text(beside / copied) if given.is_worth(beside) else ""
+    return f" (communication beside {share} of it is exposed, too)" if share else ""
 
 
 def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_host: bool) -> _Copied:

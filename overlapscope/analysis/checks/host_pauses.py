@@ -2,23 +2,25 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.user_ranges import row_of_pause
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.stragglers.first_calls import before_first_calls
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import COPY, NONE, Ints
 from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
-from overlapscope.timeline.python_stack import stack_at
+from overlapscope.timeline.python_stack import innermost, stack_at
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
@@ -40,6 +42,13 @@ MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
 FETCH: Final = "a batch that is fetched, as copies follow"
+COPIED: Final = "what it does with what was copied to it just before"
+COPIED_FOR_NS, COPIED_JUST_NS = 1_000_000, 1_000_000
+"""A copy that takes so long, and ends so near to the begin of a pause, is no single figure such as a loss. A choice:
+megabytes."""
+COMPILES: Final = "compilation for a new shape"
+COMPILES_NS: Final = 50_000_000
+"""Compilers of graphs and kernels take longer than this. A choice: from tenths of a second to minutes."""
 COPIES: Final = re.compile(r"(?i)memcpy|aten::(to|_to_copy|copy_)$")
 """Operations and calls that copy a batch to the device."""
 IN_PHASE: Final = re.compile(r"(?i)(?<![a-z])(forward|backward|optimizer)")
@@ -48,7 +57,8 @@ MOST_OF_PAUSE, IN_MOST = 0.9, 0.75
 """A range is what a host does in its pauses if it covers this share of each, and each rank that pauses does so in this
 share of the steps. Choices: collections and locks come now and then, wherever the host is."""
 FEWEST_RECURRING: Final = 2
-"""Of a single step nobody knows whether its pauses recur."""
+"""Of a single step nobody knows whether its pauses recur. In a recording without marks of steps a rank pauses so often
+at one place: a single pause may be what comes before a loop."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
 
 
@@ -56,7 +66,8 @@ class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
     """One pause, as listed as evidence."""
 
     rank: int
-    step: int
+    step: int | None
+    """None where no steps are marked."""
     start_ns: int
     """On the rank's own clock."""
     paused_ns: int
@@ -86,13 +97,20 @@ def host_pauses(
     splits: Sequence[Split],
     step_ns: float | None,
     said: Sequence[Finding],
+    *,
+    of_steps: bool = True,
 ) -> list[Finding]:
     """Return at most one finding, of all pauses, else of what comes before the first calls of a recording; none where
-    hosts share cores, by what was `said`: that is why then."""
+    hosts share cores, by what was `said`: that is why then.
+
+    `step_ns` is the length of a step, or of a whole recording: `of_steps` tells which.
+    """
     if not step_ns or lack_cores(said):
         return []
-    every = [each for rank, own in known.items() for each in _pauses(run, rank, own, splits)]
-    return _costly(run, known, every, step_ns) or before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns)
+    pauses = (each for rank, own in known.items() for each in _pauses(run, rank, own, splits))
+    every = [each for each in pauses if (each.step is not None) == of_steps]
+    found = _costly(run, known, every if of_steps else _at_costliest_place(every), step_ns)
+    return found or (before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns) if of_steps else [])
 
 
 def _costly(
@@ -110,10 +128,10 @@ def _costly(
     between, one_place = _place(found)
     if cost_ns < WORTH * step_ns or not (anywhere or one_place or _times_a_step(found) <= FEW_A_STEP):
         return []
-    longest = max(found, key=lambda each: each.paused_ns)
-    ranks, paused_steps = (sorted({getattr(each, of) for each in found}) for of in ("rank", "step"))
-    inside = _inside(run, longest) if one_place else None
-    does = _does(run, found, len(ranks) * steps)
+    if found[0].step is None and _each_time(found)[1] < FEWEST_RECURRING:
+        return []
+    inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
+    does = _does(run, found, len({each.rank for each in found}) * steps)
     return [
         Finding(
             id="host_pauses",
@@ -121,33 +139,42 @@ def _costly(
             title=f"{_who(found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
             f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: "
-            f"{_why_of(run, found, len(known), does, anywhere=anywhere)}",
+            f"{_why_of(run, found, known.keys(), does, anywhere=anywhere)}",
             evidence={
-                "ranks": ranks,
-                "steps": paused_steps,
                 "of_steps": steps,
-                "number": len(found),
-                "paused_ns": round(float(np.median([each.paused_ns for each in found]))),
-                "idle_ns": sum(each.idle_ns for each in found),
                 "cost_ns": round(cost_ns),
                 "alone_in_step": alone,
                 "alone_cost_ns": None if alone is None else costs[alone],
                 "one_place": one_place,
                 "anywhere": anywhere,
-                "at_begin": all(each.before == BEGIN for each in found),
-                "in_turn": len(ranks) > 1 and len({(each.rank, each.step) for each in found}) == len(paused_steps),
                 "inside": inside,
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "before_any_call": False,
-                "pauses": [
-                    msgspec.structs.asdict(each)
-                    for each in sorted(found, key=lambda each: -each.idle_ns)[:MOST_LISTED]
-                ],
+                **_evidence(found),
             },
             known_from="trace",
         )
-    ]  # fmt: skip
+    ]
+
+
+def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
+    """Return what the pauses themselves show, and the costliest of them."""
+    by_step, ranks = _by_step(found), sorted({each.rank for each in found})
+    return {
+        "ranks": ranks,
+        "steps": sorted(by_step),
+        "number": len(found),
+        "times_a_step": list(_each_time(found)),
+        "may_compile": max(each.paused_ns for each in found) >= COMPILES_NS,
+        "paused_ns": round(float(np.median([each.paused_ns for each in found]))),
+        "idle_ns": sum(each.idle_ns for each in found),
+        "at_begin": all(each.before == BEGIN for each in found),
+        "in_turn": len(ranks) > 1 and bool(by_step) and all(len(those) == 1 for those in by_step.values()),
+        "pauses": [
+            msgspec.structs.asdict(each) for each in sorted(found, key=lambda each: -each.idle_ns)[:MOST_LISTED]
+        ],
+    }
 
 
 def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[CostlyPause], bool]:
@@ -160,6 +187,15 @@ def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[Cos
     return (own, True) if anywhere and ranks > 1 and its else (found, False)
 
 
+def _at_costliest_place(every: Sequence[CostlyPause]) -> list[CostlyPause]:
+    """Return the pauses between the two operations between which devices idle for longest."""
+    idle_ns = Counter[tuple[str, str]]()
+    for each in every:
+        idle_ns[each.before, each.after] += each.idle_ns
+    places = [place for place, _ in idle_ns.most_common(1)]
+    return [each for each in every if (each.before, each.after) in places]
+
+
 def _place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
     """Return between which operations most pauses are, and whether that is nearly all of them."""
     ((between, times),) = Counter((each.before, each.after) for each in found).most_common(1)
@@ -168,6 +204,28 @@ def _place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
 
 def _times_a_step(found: Sequence[CostlyPause]) -> float:
     return float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
+
+
+def times_a_step(least_most: Sequence[int], window: str = "step") -> str:
+    """Return how often at least and at most ranks pause in a step or a recording, with a comma; empty where each does
+    once."""
+    least, most = least_most
+    return f"{'up to ' * (least < most)}{most} times a {window}, " if most > 1 else ""
+
+
+def _each_time(found: Sequence[CostlyPause]) -> tuple[int, int]:
+    """Return how often at least and at most a rank paused in a step in which it did."""
+    times = Counter((each.rank, each.step) for each in found).values()
+    return min(times), max(times)
+
+
+def _by_step(found: Sequence[CostlyPause]) -> dict[int, set[int]]:
+    """Return which ranks paused in each step; empty where none is marked."""
+    ranks_of: defaultdict[int, set[int]] = defaultdict(set)
+    for each in found:
+        if each.step is not None:
+            ranks_of[each.step].add(each.rank)
+    return ranks_of
 
 
 def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
@@ -205,25 +263,62 @@ def _ranges_around(timeline: RankTimeline, pause: CostlyPause) -> list[str]:
     return [timeline.names[code] for code in notes.name[rows].tolist()]
 
 
-def _why_of(run: Run, found: Sequence[CostlyPause], ranks: int, does: _Doing | None, *, anywhere: bool) -> str:
+def _why_of(
+    run: Run, found: Sequence[CostlyPause], ranks: Collection[int], does: _Doing | None, *, anywhere: bool
+) -> str:  # fmt: skip
     """Return what is behind the pauses, where a range says so, else what may be."""
     if does is not None:
         what = "the optimizer computes on the host" if does.optimizer else "that is what the host does in it"
         return f"they are in {short(does.range)} each time, which launches nothing: {what}"
-    in_phase = any(IN_PHASE.search(name) for each in found for name in _ranges_around(run.ranks[each.rank], each))
-    return _why(found, ranks, anywhere=anywhere, in_phase=in_phase)
+    pauses = [(run.ranks[each.rank], each) for each in found]
+    in_phase = any(IN_PHASE.search(name) for each in pauses for name in _ranges_around(*each))
+    return _why(
+        found, ranks, anywhere=anywhere, no_batch=in_phase or any(_loads_elsewhere(*each) for each in pauses),
+        copied=all(_copied_to_host(*each) for each in pauses),
+    )  # fmt: skip
 
 
-def _why(found: Sequence[CostlyPause], ranks: int, *, anywhere: bool, in_phase: bool = False) -> str:
-    """Return what may be behind the pauses; `in_phase`: some are in forward, backward or the optimizer."""
+def _loads_elsewhere(timeline: RankTimeline, pause: CostlyPause) -> bool:
+    """Return whether ranges in which batches are fetched were recorded, and none overlaps a pause."""
+    notes = timeline.annotations
+    loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
+    beside = (notes.start_ns < pause.start_ns + pause.paused_ns) & (notes.end_ns > pause.start_ns)
+    return bool(loads.any() and not (loads & beside).any())
+
+
+def _copied_to_host(timeline: RankTimeline, pause: CostlyPause) -> bool:
+    """Return whether a long copy from the device to the host ended where a pause begins."""
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COPY) & (np.abs(spans.end_ns - pause.start_ns) <= COPIED_JUST_NS))
+    rows = rows[spans.end_ns[rows] - spans.start_ns[rows] >= COPIED_FOR_NS]
+    return any(TO_HOST.search(timeline.name(code) or "") for code in spans.name[rows].tolist())
+
+
+def _why(
+    found: Sequence[CostlyPause], known: Collection[int], *, anywhere: bool, no_batch: bool = False,
+    copied: bool = False,
+) -> str:  # fmt: skip
+    """Return what may be behind the pauses of some of the `known` ranks; `no_batch`: no batch is fetched in some, as
+    they are in forward, backward or the optimizer, or beside no range that loads; `copied`: each begins as a long copy
+    to the host ends."""
+    ranks = len(known)
     if anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
-    why = f"{FETCH}, {WHY}" if not in_phase and all(COPIES.search(each.after) for each in found) else WHY
+    why = f"{FETCH}, {WHY}" if not no_batch and all(COPIES.search(each.after) for each in found) else WHY
+    why = f"{COPIED}, {why}" if copied else why
+    if max(each.paused_ns for each in found) >= COMPILES_NS:
+        why = f"{COMPILES}, {why}" if _all_at_once(found, known) else f"{why}, or {COMPILES}"
     if not begun:
         return why
     return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"
+
+
+def _all_at_once(found: Sequence[CostlyPause], known: Collection[int]) -> bool:
+    """Return whether all of several ranks paused in the same steps, at one place: a lock or a collector stops one."""
+    sets = list(_by_step(found).values())
+    return len(known) > 1 and _place(found)[1] and sets != [] and all(ranks == set(known) for ranks in sets)
 
 
 def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Iterator[CostlyPause]:
@@ -232,8 +327,8 @@ def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> It
     rows = zip(*(each.tolist() for each in columns), waited, own.between, own.inside, own.lane, strict=True)
     for start, end, idle, step, into, waits, (before, after), inside, lane in rows:
         yield CostlyPause(
-            rank=rank, step=step, start_ns=start, paused_ns=end - start, idle_ns=idle, waited_ns=waits,
-            into_step_ns=into, before=before, after=after, inside=inside, lane=lane,
+            rank=rank, step=None if step == NONE else step, start_ns=start, paused_ns=end - start, idle_ns=idle,
+            waited_ns=waits, into_step_ns=into, before=before, after=after, inside=inside, lane=lane,
         )  # fmt: skip
 
 
@@ -259,12 +354,12 @@ def _waited_ns(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) ->
     return clipped
 
 
-def _costs_ns(found: Sequence[CostlyPause]) -> dict[int, int]:
+def _costs_ns(found: Sequence[CostlyPause]) -> dict[int | None, int]:
     """Return by step the idle time in pauses of the rank that loses most in it: ranks pause at once."""
-    idle: Counter[tuple[int, int]] = Counter()
+    idle: Counter[tuple[int | None, int]] = Counter()
     for each in found:
         idle[each.step, each.rank] += each.idle_ns
-    most: dict[int, int] = {}
+    most: dict[int | None, int] = {}
     for (step, _), ns in idle.items():
         most[step] = max(most.get(step, 0), ns)
     return most
@@ -273,7 +368,7 @@ def _costs_ns(found: Sequence[CostlyPause]) -> dict[int, int]:
 def _inside(run: Run, longest: CostlyPause) -> str | None:
     """Return the Python function in which the longest pause was, where stacks were recorded, else its range."""
     stack = stack_at(run.ranks[longest.rank], longest.lane, longest.start_ns + longest.paused_ns // 2)
-    return stack[-1] if stack else longest.inside
+    return innermost(stack) or longest.inside
 
 
 def _from_to(times_ns: Sequence[int]) -> str:
@@ -282,17 +377,18 @@ def _from_to(times_ns: Sequence[int]) -> str:
 
 
 def _who(found: Sequence[CostlyPause], steps: int, *, anywhere: bool) -> str:
-    """Return which hosts paused, and for how long; how often where one does at many places."""
+    """Return which hosts paused, for how long, and how often where one does at many places, or each more than once."""
     who = "the host" if len({each.rank for each in found}) == 1 else "hosts"
-    times = f"{len(found)} times, " if anywhere else ""
+    some = anywhere or found[0].step is None
+    times = f"{len(found)} times, " if some else times_a_step(_each_time(found))
     return f"{who} paused {times}for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
 
 
 def _whose(found: Sequence[CostlyPause], of: int) -> str:
     """Return which ranks paused in which steps."""
-    ranks_of: defaultdict[int, set[int]] = defaultdict(set)
-    for each in found:
-        ranks_of[each.step].add(each.rank)
+    ranks_of = _by_step(found)
+    if not ranks_of:
+        return rank_list({each.rank for each in found})
     sets: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for step in sorted(ranks_of):
         sets[tuple(sorted(ranks_of[step]))].append(step)
@@ -314,11 +410,12 @@ def _where(
     if between is None:
         return ", at several places" if len(found) > 1 else f", after {short(found[0].before)}"
     mostly = "" if all((each.before, each.after) == between for each in found) else "mostly "
-    first: dict[tuple[int, int], int] = {}
+    first: dict[tuple[int, int | None], int] = {}
     for each in found:  # by begin
         first.setdefault((each.rank, each.step), each.into_step_ns)
     there = list(first.values())
-    into = f", {_from_to(there)} into the step" if max(there) - min(there) <= WORTH * step_ns else ""
+    same = found[0].step is not None and max(there) - min(there) <= WORTH * step_ns
+    into = f", {_from_to(there)} into the step" if same else ""
     within = "" if inside is None else f", in {short(inside)}"
     return f", {mostly}between {short(between[0])} and {short(between[1])}{within}{into}"
 
@@ -327,5 +424,6 @@ def _costs(found: Sequence[CostlyPause], cost_ns: float, alone: int | None) -> s
     """Return what pauses cost a step, or the only step that they are in."""
     waited = max(each.waited_ns for each in found)
     others = f", and others waited up to {_from_to([waited])} for it" if waited else ""
-    when = "a step" if alone is None else f"in step {alone}" + " alone" * (len({each.step for each in found}) > 1)
+    every = "a step" if found[0].step is not None else "in the recording"
+    when = every if alone is None else f"in step {alone}" + " alone" * (len({each.step for each in found}) > 1)
     return f"the device that lost most was idle for {_from_to([round(cost_ns)])} {when}{others}"

@@ -133,6 +133,14 @@ CAUSES: Final[dict[str, Cause]] = {
         colour="exposed",
         pattern="/",
     ),
+    "host_waited": Cause(
+        label="the host waited for it, then launched compute",
+        description="where the next compute waited for its launch alone, before which its host had waited for the call "
+        "in a synchronisation: from the call's launch to its own nothing made a stream wait for an event, but "
+        "communication for its own",
+        colour="launch",
+        pattern=".",
+    ),
     "host_not_ready": Cause(
         label="the next compute was not launched yet",
         on_cpu="the host had not come to the next compute",
@@ -253,11 +261,11 @@ sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 LATE_RANKS: Final = "wait: for late ranks"
 """The label of their sum."""
-TRANSFERS: Final = ("slow_transfer", "ahead", "dependency", "tail", "late_end")
+TRANSFERS: Final = ("slow_transfer", "ahead", "dependency", "host_waited", "tail", "late_end")
 """Causes of time after the last member of a call had come, where all calls are split into wait and transfer ..."""
 TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
-MAY_BE_WAITING: Final = frozenset({"ahead", "dependency", "tail"})
+MAY_BE_WAITING: Final = frozenset({"ahead", "dependency", "host_waited", "tail"})
 """Causes that hold waiting for other ranks where calls are not split."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that are the metric `exposed_wait_ns`."""

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
 from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
-from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
+from overlapscope.analysis.cross_rank.host_clocks import clock_reasons, shared_clocks
 from overlapscope.analysis.cross_rank.impossible_calls import drop_impossible
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, exchanges, match_pairs
 from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
-from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
+from overlapscope.analysis.cross_rank.start_delays import began, start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
@@ -64,6 +64,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Number of timed calls with a root that are not in `splits`, as their members were not seen to wait; of the rank
     that recorded most of them."""
     waits: Mapping[int, RankWait] = {}
+    began_ns: Mapping[int, float] = {}
+    """When each rank began to record, on the common clock."""
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
     @property
@@ -167,7 +169,10 @@ def match_and_align(run: Run) -> CrossRank:
     pairs = match_pairs(run, clocks)
     if not clock_set:
         known = join_by_uneven(known, exchanges(run, pairs.pairs), hosts)
-    reasons = (*early_end_reasons(splits, clocks), *start_reasons(every), *explain_unmatched(run, checked, pairs))
+    reasons = (
+        *clock_reasons(run, hosts), *early_end_reasons(splits, clocks), *start_reasons(every),
+        *explain_unmatched(run, checked, pairs),
+    )  # fmt: skip
     checked = replace(checked, reasons=(*checked.reasons, *reasons))
     return CrossRank(
         matching=checked,
@@ -178,6 +183,7 @@ def match_and_align(run: Run) -> CrossRank:
         rooted=rooted_blocks,
         not_split=_not_split(run, checked.blocks),
         waits=waits_by_rank(splits, clocks),
+        began_ns=began(run.ranks, 0, known),
         pairs=pairs,
     )
 

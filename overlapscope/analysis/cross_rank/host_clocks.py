@@ -10,10 +10,11 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks, connected
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.point_to_point import called_ns, match_pairs
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.hosts import clock_of
 from overlapscope.timeline.operations import ROOTED
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 
 TOGETHER_NS: Final = 200_000
 """A call whose ends on two ranks are no further apart than this ended together. Of ranks on one clock ..."""
@@ -33,6 +34,11 @@ FEWEST_SCATTERED: Final = 5
 lets some members see the end later than others do, each time by another length, and by more than ..."""
 FAR_NS: Final = 10_000_000
 """... clocks of two machines mostly are apart that the network sets."""
+FEWEST_AGAINST: Final = 4
+"""So many matched calls of two recordings that name one clock contradict it ..."""
+AGAINST: Final = 0.9
+"""... where this share of them end one distance apart, but not together, and no other calls of the two end together as
+often (`MOST_OFTEN`), as those would that are paired with the one before or after. A choice: a call may be seen late."""
 EARLY_NS: Final = 100_000
 """By this much a call may end, as recorded, before its last member began, and a message arrive before it was sent."""
 SOON_NS: Final = 1_000_000
@@ -42,10 +48,11 @@ SOON_NS: Final = 1_000_000
 def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool = False) -> dict[int, str]:
     """Return the host of each rank that shares a clock with the other ranks of that host.
 
-    Those are the ranks that one profiler recorded together, or OverlapScope's own capture, and those of CPU runs whose
-    host another source names, where the matched calls and messages agree with it: containers on two nodes may have one
-    name. With `by_rooted` only calls with a root are asked, of which enough must end together: where all-reduces end
-    late now here, now there, as on busy cores, their ends say nothing.
+    Those are the ranks that one profiler recorded together, or OverlapScope's own capture, but for recordings whose
+    matched calls contradict the clock that they name; and those of CPU runs whose host another source names, where the
+    matched calls and messages agree with it: containers on two nodes may have one name. With `by_rooted` only calls
+    with a root are asked, of which enough must end together: where all-reduces end late now here, now there, as on busy
+    cores, their ends say nothing.
     """
     found = {}
     for rank, timeline in run.ranks.items():
@@ -54,12 +61,68 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls], *, by_rooted: bool =
         clock = clock_of(timeline) or host
         if isinstance(clock, str):
             found[rank] = clock
+    found = _not_contradicted(run, found, blocks)
     for host, ranks in ranks_of_hosts(run).items():
         named = [rank for rank in ranks if rank not in found and not run.ranks[rank].has_device]
         sets = _agreeing(run, named, blocks, by_rooted=by_rooted) if len(named) > 1 else []
         for members in sets:
             found |= dict.fromkeys(members, host if len(sets) == 1 else f"{host}, rank {members[0]}")
     return found
+
+
+def clock_reasons(run: Run, hosts: Mapping[int, str]) -> tuple[str, ...]:
+    """Return a reason where recordings name one clock and `hosts`, as `shared_clocks` returns them, do not."""
+    apart = [rank for rank, timeline in run.ranks.items() if clock_of(timeline) not in (None, hosts.get(rank))]
+    if not apart:
+        return ()
+    return (
+        f"ranks {list_some(apart)}: their source says that recordings have one clock, but their calls end one distance "
+        "apart, as on several: the clocks are aligned by these",
+    )
+
+
+def _not_contradicted(run: Run, named: dict[int, str], blocks: Sequence[MatchedCalls]) -> dict[int, str]:
+    """Return the clocks of ranks as their sources name them, with other names where matched calls contradict them:
+    several recordings may state one clock, as those of sessions that began at one moment by two clocks."""
+    sources = {rank: _sources(run.ranks[rank]) for rank in named}
+    ends: dict[tuple[int, int], list[Ints]] = {}
+    for block in blocks:
+        if block.op in ROOTED:  # whose root may leave before another member comes
+            continue
+        first: dict[str, int] = {}
+        for at, rank in enumerate(block.ranks):
+            place = first.setdefault(named[rank], at) if rank in named else at
+            one = block.ranks[place]
+            if place != at and sources[one] != sources[rank]:
+                ends.setdefault((one, rank), []).append(block.end_ns[[place, at]])
+    against = {pair for pair, its in ends.items() if _end_one_distance_apart(np.concatenate(its, axis=1))}
+    if not against:
+        return named
+    found = dict(named)
+    agree = [pair for pair in ends if pair not in against]
+    for clock in {named[rank] for pair in against for rank in pair}:
+        own = [rank for rank, each in named.items() if each == clock]
+        for members in connected([*([rank] for rank in own), *(pair for pair in agree if pair[0] in own)]):
+            found |= dict.fromkeys(members, f"{clock}, rank {members[0]}")
+    return found
+
+
+def _sources(timeline: RankTimeline) -> list[str | None]:
+    return [timeline.name(code) for code in timeline.recordings.source.tolist()]
+
+
+def _end_one_distance_apart(ends_ns: Ints) -> bool:
+    """Return whether calls, by their ends on two ranks (rows), show that these have two clocks."""
+    if ends_ns.shape[1] < FEWEST_AGAINST:
+        return False
+    apart = ends_ns[1] - ends_ns[0]
+    middle = np.median(apart)
+    alike = np.abs(apart - middle) <= TOGETHER_NS
+    if abs(middle) <= 2 * TOGETHER_NS or alike.mean() < AGAINST:
+        return False
+    order = np.sort(ends_ns[0])
+    near = np.searchsorted(order, ends_ns[1] + TOGETHER_NS, "right") - np.searchsorted(order, ends_ns[1] - TOGETHER_NS)
+    return bool((near > 0).mean() < MOST_OFTEN)
 
 
 def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *, by_rooted: bool) -> list[list[int]]:

@@ -28,7 +28,7 @@ def with_start_delays(run: Run, splits: Sequence[Split], clocks: Clocks) -> list
     """Return the splits with the part of each wait that the start of the recordings explains."""
     found: list[Floats | None] = [None] * len(splits)
     for recording in range(max((size(timeline.recordings) for timeline in run.ranks.values()), default=0)):
-        begun = _begun(run.ranks, recording, clocks)
+        begun = began(run.ranks, recording, clocks)
         if max(begun.values(), default=0.0) > min(begun.values(), default=0.0):
             _add(run, splits, clocks, recording, begun, found)
     threshold = counts_from(clocks)
@@ -66,8 +66,8 @@ def _left_out(split: Split, start_wait_ns: Ints) -> Ints:
     return np.array([split.wait_ns.max(axis=0)[chosen], begun[chosen]])
 
 
-def _begun(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
-    """Return when each rank began to record, on the common clock: its first step, where steps were recorded.
+def began(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
+    """Return when each rank began a recording, on the common clock: its first step, where steps were recorded.
 
     What a host was seen to do between the first of these steps and its own, such as loading data, is its lateness.
     """

@@ -2,7 +2,8 @@
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, but for gaps between kernels that follow each other without the call
-(`behind_compute`, which is no exposed wait), by what that rank did longer since the two last met (where the system's
+(`behind_compute`, which is no exposed wait), by what that rank did longer since the two last met, or began to record
+(as much later as it began is nobody's lateness; where the system's
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
 idling; without it hosts that take turns on cores wait for one where they pause in operations); what
 it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
@@ -32,6 +33,7 @@ from overlapscope.analysis.exposure.owned_comm import OwnedComm, cut, of_rows, o
 from overlapscope.analysis.exposure.peer_activity import peer_activity
 from overlapscope.analysis.exposure.peer_waits import (
     PIPELINE,
+    START,
     PeerWaits,
     by_what_the_last_did_longer,
     longer_than_waiting,
@@ -55,7 +57,6 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.run import RankTimeline, Run
 
-START: Final = "start_of_recording"
 LATE_END: Final = "late_end"
 GAPS: Final = "behind_compute"
 DELAYS: Final = ("late_launch", "queued")
@@ -142,8 +143,9 @@ def each_causes(
     rows = 0
     for rank, timeline in run.ranks.items():
         waits[rank] = peer_waits(
-            timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting, meets[rank]
-        )
+            timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting, meets[rank],
+            cross_rank.began_ns,
+        )  # fmt: skip
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
             yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
@@ -259,7 +261,7 @@ def _as_the_graph_says(
         delay = cause in DELAYS
         yield cause, intersection(others, times)
         yield cause, intersection(before, times)
-        yield "tail" if cause in ("dependency", "ahead") else cause, intersection(only_tail, times)
+        yield "tail" if cause in ("dependency", "host_waited", "ahead") else cause, intersection(only_tail, times)
         yield cause if delay else PIPELINE, intersection(pipeline, times)
 
 

@@ -5,8 +5,8 @@ transfer takes at most as long as the whole of another call that moved as much, 
 larger call was. Time that it ran beside other calls of its rank is left out: they may share its link. What is left was
 waiting for ranks that were not recorded, or a link or a device shared with others: at least so much of these two.
 
-Calls are alike by what is known of them: of a known group by operation, type and size; else by their place, as the n-th
-call of their kind in steps that compute about as long.
+Calls are alike by what is known of them: of a known group, or of groups that correspond on all recorded ranks, by
+operation, type and size; else by their place, as the n-th call of their kind in steps that compute about as long.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.exposure.arrivals import Arrivals
+from overlapscope.analysis.exposure.corresponding_groups import UNEVEN, least_of_corresponding
 from overlapscope.analysis.exposure.exposed_causes import Causes
 from overlapscope.analysis.exposure.owned_comm import OwnedComm
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
@@ -24,7 +25,7 @@ from overlapscope.timeline.intervals import BusyTime, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import MOST, Column, factorize_rows, smallest_by, sort_order, split_by, sum_by
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
 LIKE_CALLS: Final = 5
 """Fewest calls of one kind, itself included, of which the second shortest says what it needs: one that is too short may
@@ -49,10 +50,8 @@ LATENCY_OF_MEMBER_NS: Final = 30_000
 src/graph/tuning.cc)."""
 LONGER: Final = 1.25
 """From so many times what it needs on a call counts as longer than its like. A choice: transfers vary by that alone."""
-MAY_WAIT: Final = ("queued", "ahead", "dependency", "tail", "unknown")
+MAY_WAIT: Final = ("queued", "ahead", "dependency", "host_waited", "tail", "unknown")
 """Causes of exposed time that ends with the call: of the others, other compute, copies or the host decided."""
-UNEVEN: Final = "all_to_all"
-"""Members of such a call may send different sizes: a larger one of this rank may have been the smaller one in all."""
 WITHOUT_SIZE: Final = "barrier"
 
 
@@ -68,25 +67,52 @@ class LongerThanLike(msgspec.Struct, frozen=True, kw_only=True):
     """That time of each call."""
 
 
+def needs_of_ranks(
+    run: Run,
+    arrived: Mapping[int, Arrivals],
+    compute_ns: Mapping[int, Mapping[tuple[int, int], int]],
+) -> Mapping[int, Ints]:
+    """Return, for each rank of `arrived`, how long each of its calls needs at most, as calls like it show, on this rank
+    or in corresponding groups on the others; NONE where too few are like it.
+
+    `compute_ns` is how long a rank computed in each (recording, step) that is complete.
+    """
+    own = {
+        rank: shortest_of_like(run.ranks[rank], _lasted_ns(run.ranks[rank], arrived[rank]), compute_ns[rank])
+        for rank in arrived
+    }
+    return least_of_corresponding(run.ranks, own, run.groups)
+
+
+def _lasted_ns(timeline: RankTimeline, arrived: Arrivals) -> Ints:
+    """Return how long each call lasted since the last of the recorded members came; NONE without times."""
+    calls = timeline.collectives
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    return np.where(timed, calls.end_ns - since_ns(timeline, arrived), NONE)
+
+
+def since_ns(timeline: RankTimeline, arrived: Arrivals) -> Ints:
+    """Return when the last of the recorded members came to each call, for which it waited until then, else its start;
+    NONE without times."""
+    start_ns = timeline.collectives.start_ns
+    return np.where(arrived.arrived_ns != NONE, np.maximum(arrived.arrived_ns, start_ns), start_ns)
+
+
 def longer_than_like(
     timeline: RankTimeline,
     own_comm: OwnedComm,
     causes: Causes,
     transfers: Transfers,
     arrived: Arrivals,
-    compute_ns: Mapping[tuple[int, int], int],
+    needs_ns: Ints,
 ) -> LongerThanLike:
-    """Return what the calls of a rank take longer than the shortest of their like.
+    """Return what the calls of a rank take longer than what each of them needs at most (`needs_of_ranks`).
 
-    `compute_ns` is how long it computed in each (recording, step) that is complete. Calls that could be split are
-    compared by their transfer, and are not longer.
+    Calls that could be split are compared by their transfer, and are not longer.
     """
     calls = timeline.collectives
-    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    # Until the last of the recorded members came it waited for that one.
-    begin = np.where(arrived.arrived_ns != NONE, np.maximum(arrived.arrived_ns, calls.start_ns), calls.start_ns)
-    lasted_ns = np.where(timed, calls.end_ns - begin, NONE)
-    needs_ns = shortest_of_like(timeline, lasted_ns, compute_ns)
+    begin, lasted_ns = since_ns(timeline, arrived), _lasted_ns(timeline, arrived)
+    timed = lasted_ns != NONE
     # Beside other calls of this rank it may have been slower for these alone.
     in_flight = _several_in_flight(own_comm.start_ns, own_comm.end_ns)
     beside_ns = np.where(timed, in_flight.within(np.where(timed, begin, 0), np.where(timed, calls.end_ns, 0)), 0)

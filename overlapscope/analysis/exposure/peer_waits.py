@@ -28,10 +28,11 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import factorize_rows, sort_order
+from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
 PIPELINE: Final = "pipeline"
+START: Final = "start_of_recording"
 
 
 class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,9 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
     """From when this rank and the one that arrived last had last met, until that one came."""
+    began_later: Ints
+    """By how much later than this rank the other one of each window began to record, less what of the wait that
+    explains already (`at_start`), for windows since this rank began: the two had not met before; else 0."""
     step_met: Ints
     """For each window, when the two had met before the first call of its step; NONE where that is not known, and
     without a device."""
@@ -69,19 +73,20 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 def peer_waits(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
-    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Flags,
+    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Flags, began_ns: Mapping[int, float],
 ) -> PeerWaits:  # fmt: skip
     """Return the waits of a rank for the last members of its calls.
 
     `waiting` is when each rank waited for a core, `meets` are the rows of calls in which ranks may have met
-    (`meetings`).
+    (`meetings`), `began_ns` when each rank began to record, on the common clock, where that is known.
     """
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
     transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
     of_pipeline = of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
     last = np.where(of_pipeline, NONE, of_rows(arrived_last.last, own_comm, NONE))
     arrived = np.where(last != NONE, of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
-    met = np.minimum(own_comm.start_ns + of_rows(arrived_last.start_wait_ns, own_comm, 0), arrived)
+    start_wait_ns = of_rows(arrived_last.start_wait_ns, own_comm, 0)
+    met = np.minimum(own_comm.start_ns + start_wait_ns, arrived)
     began = of_rows(arrived_last.began_ns, own_comm, NONE)
     came_last = np.where((last != NONE) & (began != NONE), np.clip(began, met, arrived), arrived)
     begin, until = cut(own_comm, met, came_last)
@@ -93,6 +98,7 @@ def peer_waits(
     met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
     before = Intervals(np.minimum(met_before, came), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
+    apart = np.maximum(_began_later(timeline.rank, last[held], began_ns) - start_wait_ns[held], 0)
     return PeerWaits(
         exposed=exposed,
         hidden=intersection(cover.comm, cover.compute),
@@ -106,8 +112,20 @@ def peer_waits(
         own=_own_before(timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted),
         accounted=accounted,
         query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
+        began_later=np.where(before.starts <= cover.first_ns, apart, 0),
         step_met=_met_before_step(timeline, cover, own_comm.row[held], last[held], members, meets),
     )
+
+
+def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints:
+    """Return by how much later than a rank each other one began to record; 0 where that is not known."""
+    found = np.zeros(others.size, np.int64)
+    if rank not in began_ns:
+        return found
+    own_ns = began_ns[rank]
+    for other in values_in(others).tolist():
+        found[others == other] = max(round(began_ns.get(other, own_ns) - own_ns), 0)
+    return found
 
 
 def _met_before_step(
@@ -173,7 +191,7 @@ def _pipeline_rows(timeline: RankTimeline) -> Flags:
 
 def longer_than_waiting(waits: PeerWaits, theirs: Ints) -> Ints:
     """Return what the rank that arrived last did longer than the waiting rank since they last met, in each window, in
-    ns: one row for each of `OF_LATE_RANK`.
+    ns: one row for each of `OF_LATE_RANK`; and as the last row how long it was not recorded yet, which is no idling.
 
     The waiting rank may have been in a call, or have copied beside one, while the late rank had a gap between two
     kernels: only what it idled, communicated and copied less than the late rank idled is of that one's host.
@@ -182,7 +200,9 @@ def longer_than_waiting(waits: PeerWaits, theirs: Ints) -> Ints:
     communicated, copied, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_copy", "peer_host"))
     more[idled] += np.minimum(more[communicated], 0) + np.minimum(more[copied], 0)
     longer: Ints = np.maximum(more, 0)
-    return longer
+    unrecorded = np.minimum(waits.began_later, longer[idled])
+    longer[idled] -= unrecorded
+    return np.concatenate([longer, unrecorded[None]])
 
 
 def by_what_the_last_did_longer(waits: PeerWaits, longer: Ints) -> dict[str, Intervals]:
@@ -190,4 +210,5 @@ def by_what_the_last_did_longer(waits: PeerWaits, longer: Ints) -> dict[str, Int
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
     cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]
-    return {cause: union(each) for cause, each in zip(OF_LATE_RANK, pairwise([*cuts, waits.pieces.ends]), strict=True)}
+    causes = (*OF_LATE_RANK, START)
+    return {cause: union(each) for cause, each in zip(causes, pairwise([*cuts, waits.pieces.ends]), strict=True)}

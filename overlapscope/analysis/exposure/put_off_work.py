@@ -31,11 +31,11 @@ def without_put_off_work(
 ) -> dict[int, Ints]:  # fmt: skip
     """Return what the late rank did `longer` in each window of each rank's `waits`, with put-off work as idle time.
 
-    `longer` has rows as `OF_LATE_RANK` and a column for each window, in ns. From when two ranks met before the first
-    call of a step until they last met, the late one put off what it computed less than the waiting one. That is no more
-    than what it idled longer there, less what it waited in calls: had it not idled, it would have waited longer. Beside
-    communication it idles where its next compute was not launched yet. Nothing is moved where the two did not meet
-    before the step.
+    `longer` is as `longer_than_waiting` returns it, with a column for each window, in ns. From when two ranks met
+    before the first call of a step until they last met, the late one put off what it computed less than the waiting
+    one. That is no more than what it idled longer there, less what it waited in calls: had it not idled, it would have
+    waited longer. Beside communication it idles where its next compute was not launched yet. Nothing is moved where the
+    two did not meet before the step.
     """
     rows = {rank: _asked(its, longer[rank]) for rank, its in waits.items()}
     rows = {rank: asked for rank, asked in rows.items() if asked.size}

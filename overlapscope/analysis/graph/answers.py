@@ -321,5 +321,8 @@ def _lacks_members(run: Run, cross_rank: CrossRank) -> str | None:
     missing = members - run.ranks.keys()
     if not missing:
         return None
-    lacking = f"{len(missing)} of the {len(members)} ranks of its groups {'was' if len(missing) == 1 else 'were'}"
+    count, of = len(missing), f"{len(members)} ranks of its groups"
+    if run.world_size is not None and run.world_size > len(members):  # other groups lack more
+        count, of = run.world_size - len(run.ranks), f"{run.world_size} ranks"
+    lacking = f"{count} of the {of} {'was' if count == 1 else 'were'}"
     return f"{lacking} not recorded, so no path across ranks is known"

@@ -21,16 +21,25 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 LossKind = Literal[
-    "launch_rate", "pause", "long_pause", "data_loading", "garbage_collection", "allocation", "blocking_call", "poll"
+    "launch_rate",
+    "pause",
+    "long_pause",
+    "data_loading",
+    "garbage_collection",
+    "allocation",
+    "blocking_call",
+    "poll",
+    "awaited_communication",
 ]
 """`launch_rate`: one launch after the other, without a pause of 0.2 ms. `pause`: longer host stretches, as of slow
 operations; `long_pause`: those from 3 ms on. `allocation`:
 calls that allocate or free device memory. `blocking_call`: other calls that wait for the device, and what they had
-emptied. `poll`: a wait without such a call."""
+emptied. `poll`: a wait without such a call. `awaited_communication`: no idle time, but exposed communication for which
+such a call waited, and the compute launched after it did not."""
 
 
 class HostLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Idle time of a rank that its host decided: of one kind, and of one call where calls are its cause."""
+    """Lost time of a rank that its host decided: of one kind, and of one call where calls are its cause."""
 
     kind: LossKind
     call: str | None = None

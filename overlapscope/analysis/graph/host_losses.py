@@ -1,12 +1,14 @@
-"""What a rank loses to its own host, of its idle time: by kind and by call, with the chain of the longest piece."""
+"""What a rank loses to its own host, of its idle and exposed time: by kind and call, with the longest piece's chain."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
 import numpy as np
 
+from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS
 from overlapscope.analysis.graph.chains import chain_of_span
+from overlapscope.analysis.graph.exposed import HOST_WAITED, ExposedPieces
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.graph.idle import (
     BLOCKED_HOST,
@@ -31,7 +33,7 @@ from overlapscope.timeline.run import RankTimeline
 
 KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
 NO_LOSS: Final = -1
-LAUNCH_RATE, PAUSE, LONG, LOADING, GARBAGE_COLLECTION, ALLOCATION, BLOCKING_CALL, POLL = range(len(KINDS))
+LAUNCH_RATE, PAUSE, LONG, LOADING, GARBAGE_COLLECTION, ALLOCATION, BLOCKING_CALL, POLL, AWAITED = range(len(KINDS))
 MOST_CALLS: Final = 8
 """Calls of a kind that are kept apart by name, the costliest; the others are left out."""
 MOST_LINKS: Final = 8
@@ -52,6 +54,35 @@ def host_losses(graph: Graph, part: RankPart, timeline: RankTimeline, idle: Idle
     return tuple(
         _loss(graph, part, timeline, own, each, call, op) for (each, call, own), op in zip(lost_to, ops, strict=True)
     )
+
+
+def awaited_communication(
+    graph: Graph, part: RankPart, timeline: RankTimeline, exposed: ExposedPieces
+) -> tuple[HostLoss, ...]:
+    """Return the exposed time of a rank that compute passed only because its host waited for the communication before
+    it launched that, by call of the host, but for calls that allocate or free."""
+    rows = np.flatnonzero(exposed.cause == HOST_WAITED)
+    name = part.call_name[exposed.call[rows]]
+    found = []
+    for code in values_in(name.astype(np.int64)).tolist():
+        if ALLOCATES.search(timeline.names[code]):
+            continue
+        own = take(exposed, rows[name == code])
+        longest = int((own.end_ns - own.start_ns).argmax())
+        (op,) = _ops_around(graph, part, timeline, [int(own.call[longest])])
+        found.append(
+            HostLoss(
+                kind=KINDS[AWAITED], call=timeline.name(code), op=op, when=union((own.start_ns, own.end_ns)),
+                longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
+                chain=_chain(graph, part, timeline, int(own.next[longest])),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _chain(graph: Graph, part: RankPart, timeline: RankTimeline, span: int) -> tuple[Link, ...]:
+    """Return what a span (position in the rank's spans) waited for, the latest first."""
+    return chain_of_span(graph, {part.rank: timeline}, part.rank, int(part.span_row[span]), most=MOST_LINKS)
 
 
 def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[Ints, Codes]:
@@ -103,12 +134,11 @@ def _loss(
     op: str | None,
 ) -> HostLoss:  # fmt: skip
     longest = _longest(own)
-    span = int(part.span_row[own.span[longest]])
     return HostLoss(
         kind=kind, call=call, op=op,
         when=union((own.start_ns, own.end_ns)),
         longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
-        chain=chain_of_span(graph, {part.rank: timeline}, part.rank, span, most=MOST_LINKS),
+        chain=_chain(graph, part, timeline, int(own.span[longest])),
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.read_backs import read_backs
+from overlapscope.analysis.graph.walk import unrecorded_until_ns
 from overlapscope.timeline.columns import (
     COMM,
     NONE,
@@ -41,7 +42,7 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.rows import is_one_of, sort_order, values_in
+from overlapscope.timeline.rows import is_one_of, largest_by, sort_order, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 IDLE_CAUSES: Final = tuple(name for name in cause_table.IDLE_CAUSES if name != cause_table.WAITED_FOR_CORE)
@@ -120,6 +121,8 @@ class _Walk:
         nodes, edges = self.graph.nodes, self.graph.edges
         node = self.part.starts().start + self.span
         every = np.arange(node.size)
+        unrecorded = self.gaps.ends <= unrecorded_until_ns(self.graph, self.part)
+        self._take(every[unrecorded], self.gaps.starts[unrecorded], START_OF_RECORDING)
         early = _launched_before(self.part)[self.span]
         opaque = nodes.gap[node] != NO_GAP
         own = np.where(opaque, nodes.own_ns[node], 0)
@@ -144,7 +147,7 @@ class _Walk:
         self._take(
             every[carried], nodes.time_ns[before[carried]], BLOCKED_HOST, BY_CALL, self._call_of(before[carried])
         )
-        asking = np.flatnonzero(launched | carried)
+        asking = np.flatnonzero((launched | carried) & ~unrecorded)
         self._along_host(asking, before[asking])
         again = np.ones(every.size, np.bool_)
         again[np.unique(self.emptied, return_index=True)[1]] = False
@@ -153,23 +156,25 @@ class _Walk:
         return take(pieces, sort_order(pieces.start_ns, pieces.end_ns))
 
     def with_drained(self, pieces: IdlePieces) -> IdlePieces:
-        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited;
-        and the latency of the first launch after it, which is overlapped where the host runs ahead.
+        """Charge launch-bound time after a call that had emptied the device to it: at most the lead that it took; and
+        the latency of the first launch after it, which is overlapped where the host runs ahead.
 
-        A long pause of the host that takes longer than the call had waited is none of it: it is lost, wait or not. A
-        launch after a pause that takes longer would have its latency, wait or not.
+        A long pause of the host that takes longer than that lead is none of it: it is lost, wait or not. A launch
+        after a pause that takes longer would have its latency, wait or not.
         """
         gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
-        after = self._gap_of_wait()[gap]
-        lasted, charged = pieces.end_ns - pieces.start_ns, (self.emptied != NONE)[after]
-        bound = (pieces.cause == LAUNCH_BOUND) & charged
-        outlasts = bound & (lasted > self.waited_ns[after])
+        lasted, bound = pieces.end_ns - pieces.start_ns, pieces.cause == LAUNCH_BOUND
+        lead_ns = self._leads_ns(gap[bound], lasted[bound], pieces.stretch[bound] == LONG_PAUSE)
+        after = self._gap_of_wait(lead_ns)[gap]
+        charged = (self.emptied != NONE)[after]
+        bound &= charged
+        outlasts = bound & (lasted > lead_ns[after])
         latency = (pieces.cause == LAUNCH_LATENCY) & (lasted <= MOST_LATENCY_NS) & charged & (after == gap)
         latency &= ~np.isin(gap, gap[outlasts & (pieces.stretch > RATE)])
         taken = np.where(bound & ~(outlasts & (pieces.stretch == LONG_PAUSE)), lasted, 0)
         before = np.cumsum(taken) - taken
         first = np.searchsorted(after, after, side="left")
-        saved = np.clip(self.waited_ns[after] - (before - before[first]), 0, taken)
+        saved = np.clip(lead_ns[after] - (before - before[first]), 0, taken)
         saved = np.where(latency, lasted, saved)
         cut = pieces.start_ns + saved
         some, rest = saved > 0, cut < pieces.end_ns
@@ -180,22 +185,54 @@ class _Walk:
         )  # fmt: skip
         return concat([drained, replace(take(pieces, rest), start_ns=cut[rest])])
 
-    def _gap_of_wait(self) -> Ints:
-        """Return for each gap the one in which the wait ended that took the host's lead; the gap itself without one.
+    def _leads_ns(self, gap: Ints, lasted_ns: Ints, long: Flags) -> Ints:
+        """Return for each gap in which a wait ended how much of its lead the host had lost then: what that wait took,
+        or what is left of what synchronisations of the same name had taken, if that is more. 0 for other gaps.
 
-        It takes as much of the lead as it lasted: until a kernel was launched that long before it began, or the host
-        waits again, gaps follow from it.
+        Launch-bound pieces, by `gap`, use it up; so does a kernel with as long a lead, as the host leads again. A wait
+        of another name would have taken the lead that those before it had not; a copy that blocks stays a copy.
+        """
+        leads_ns, waits = np.zeros(self.span.size, np.int64), np.flatnonzero(self.emptied != NONE)
+        if not waits.size:
+            return leads_ns
+        of_wait = np.searchsorted(waits, gap, side="right") - 1
+        there = of_wait >= 0
+        used_ns = sum_by(of_wait[there], lasted_ns[there], waits.size)
+        pause_ns = largest_by(of_wait[there & long], lasted_ns[there & long], waits.size)
+        span, launched_ns = self._launch_leads()
+        of_wait = np.searchsorted(self.span[waits], span, side="right") - 1
+        regained_ns = largest_by(of_wait[of_wait >= 0], launched_ns[of_wait >= 0], waits.size)
+        call = self.emptied[waits]
+        alone = ~(self.by_poll[waits] | np.isin(call, self.part.launched_by))
+        names = np.where(alone, self.part.call_name[call], np.int32(-1)).tolist()
+        left_ns, last = 0, -1
+        columns = (waits, self.waited_ns[waits], used_ns, pause_ns, regained_ns)
+        for name, wait, waited, used, paused, regained in zip(names, *(each.tolist() for each in columns), strict=True):
+            lead = max(waited, left_ns) if name == last >= 0 else waited
+            leads_ns[wait] = lead
+            left_ns, last = 0 if max(regained, paused) >= lead else max(lead - used, 0), name
+        return leads_ns
+
+    def _launch_leads(self) -> tuple[Ints, Ints]:
+        """Return the spans that were launched and need no peers, and how long before their start that was."""
+        part, time = self.part, self.graph.nodes.time_ns
+        launched = np.flatnonzero((part.launched_by >= 0) & (part.span_kind != COMM))
+        return launched, time[part.starts()][launched] - time[part.begins()][part.launched_by[launched]]
+
+    def _gap_of_wait(self, lead_ns: Ints) -> Ints:
+        """Return for each gap the one in which the wait ended that took the host's lead, as much as `lead_ns` says; the
+        gap itself without one.
+
+        Until a kernel was launched that long before it began, or the host waits again, gaps follow from it.
         """
         every, waits = np.arange(self.span.size), np.flatnonzero(self.emptied != NONE)
         if not waits.size:
             return every
-        part, time = self.part, self.graph.nodes.time_ns
-        launched = np.flatnonzero((part.launched_by >= 0) & (part.span_kind != COMM))
-        lead = time[part.starts()][launched] - time[part.begins()][part.launched_by[launched]]
+        launched, launch_lead_ns = self._launch_leads()
         at = np.searchsorted(self.span[waits], launched, side="right") - 1
-        full = launched[(at >= 0) & (lead >= self.waited_ns[waits[at]])]
+        full = launched[(at >= 0) & (launch_lead_ns >= lead_ns[waits[at]])]
         wait = np.searchsorted(waits, every, side="right") - 1
-        next_full = np.append(full, part.spans)[np.searchsorted(full, self.span[waits[wait]], side="left")]
+        next_full = np.append(full, self.part.spans)[np.searchsorted(full, self.span[waits[wait]], side="left")]
         return np.where((wait >= 0) & (self.span <= next_full), waits[wait], every)
 
     def _along_host(self, gap: Ints, node: Ints) -> None:
@@ -306,7 +343,9 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
         # Before the first call, too, the recording shows what the host did.
         of_host = is_one_of(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
-            (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
+            (pieces.cause == START_OF_RECORDING)
+            & (part.launched_by[pieces.span] >= 0)
+            & (pieces.end_ns > unrecorded_until_ns(graph, part))
         )
         inside = _covered(marked, pieces) & of_host
         pieces = replace(

@@ -115,6 +115,11 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Row of each span in `Collectives`; NONE for all but communication."""
     may_wait: Flags | None = None
     """For each call whether the host may have waited before it for a copy to it; None in a CPU run."""
+    serves: Flags | None = None
+    """For each span whether it is on a stream that only prepares communication; None in a CPU run."""
+    asked_ns: Ints | None = None
+    """When calls made streams wait for events, on the rank's own clock, ascending, but for what communication itself
+    makes its streams wait for; None where the recording shows no such calls."""
     on_device: bool = True
     """False in a CPU run, whose spans are those of its host."""
     early_launches: int = 0

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
     LAUNCH,
-    NO_GAP,
     OCCUPANCY,
     POLL,
     RUN_COMM,
@@ -22,7 +21,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
     once_a_graph,
 )
-from overlapscope.analysis.graph.walk import BEFORE_RECORDING, HOST, IDLE, PARTS, UNKNOWN, Path, parts_of
+from overlapscope.analysis.graph.walk import BEFORE_RECORDING, HOST, PARTS, Path, parts_of, parts_of_rest
 from overlapscope.timeline.columns import NONE, Codes, Columns, Flags, Ints, Small, make, take
 from overlapscope.timeline.rows import is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -70,11 +69,10 @@ def segments_of(graph: Graph, ranks: Mapping[int, RankTimeline], path: Path, las
             _of_node(part, table, edges[mine]) - part.first,
             table.kind[edges[mine]],
         )
-    rest = np.where(nodes.gap[node] == NO_GAP, IDLE, UNKNOWN)
     first = rank[0]
     pieces = make(
         Segments, 2 * edges.size + 2,
-        part=_between(BEFORE_RECORDING, parts_of(graph, edges), rest, HOST),
+        part=_between(BEFORE_RECORDING, parts_of(graph, edges), parts_of_rest(graph, node), HOST),
         rank=_between(int(first), rank[:-1], rank[:-1], int(rank[-1])),
         row=_between(NONE, row, np.full(edges.size, NONE), NONE),
         name=_between(-1, name, np.full(edges.size, -1), -1),

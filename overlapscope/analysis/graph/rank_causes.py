@@ -12,7 +12,7 @@ from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.exposed import AHEAD, EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.found_causes import Ahead, HostLoss, OwnCauses
-from overlapscope.analysis.graph.host_losses import host_losses
+from overlapscope.analysis.graph.host_losses import awaited_communication, host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph, RankPart
 from overlapscope.analysis.graph.self_test import causes_failed
@@ -44,6 +44,7 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
         exposed.append(exposed_pieces(graph, part, timeline, shown))
         ahead.append(_ahead(exposed[-1], part))
         losses += host_losses(graph, part, timeline, idle[-1])
+        losses += awaited_communication(graph, part, timeline, exposed[-1])
     return OwnCauses(
         idle=_by_cause(idle, IDLE_CAUSES),
         exposed=_by_cause(exposed, EXPOSED_CAUSES),

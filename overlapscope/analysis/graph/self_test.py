@@ -32,7 +32,7 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
-from overlapscope.analysis.graph.walk import whole_path
+from overlapscope.analysis.graph.walk import Path, whole_path
 from overlapscope.timeline.columns import Codes, Flags, Floats, Ints
 from overlapscope.timeline.rows import ascending, is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -45,7 +45,10 @@ DRAINED_WITHIN_NS: Final = 100_000
 """A host stretch that ends this soon after a stream drained in it may have been a wait for it ..."""
 DRAINED_SHARE: Final = 0.02
 """... or within this share of its length: the first call to the device may come later, as after a future of another
-library. Streams that drain by chance seldom do so just at the end of a long stretch."""
+library. Streams that drain by chance seldom do so just at the end of a long stretch ..."""
+DRAINED_MOST_NS: Final = 2_000_000
+"""... but at most within this: what a host does between a future and its next call does not grow with the wait. A
+choice: of a pause of half a second a hundredth is as long as a step's kernels, some of which ends in it by chance."""
 ALIKE_STEPS: Final = 3
 LEAST_SWAPS: Final = 6
 MOST_SWAPS: Final = 30
@@ -70,7 +73,7 @@ def self_test(graph: Graph, windows: Sequence[Bounds], swap: Swap | None = None)
         )
         for each in windows
     )  # fmt: skip
-    unknown_share = path.parts["unknown"] / path.length_ns if path.length_ns > 0 else 0.0
+    unknown_share = _unknown_share(path)
     unexplained = unexplained_share(graph)
     hidden = _hidden(graph)
     failed = {
@@ -94,9 +97,15 @@ def causes_failed(graph: Graph) -> str | None:
     path = whole_path(graph)
     if path is None:
         return None
-    if path.parts["unknown"] > UNKNOWN_WITHIN * path.length_ns:
+    if _unknown_share(path) > UNKNOWN_WITHIN:
         return UNKNOWN
     return HIDDEN_WAITS if _hidden(graph).decide else None
+
+
+def _unknown_share(path: Path) -> float:
+    """Return the share of a path, but for what lies before the recording, that no rule names."""
+    recorded_ns = path.length_ns - path.parts["before_recording"]
+    return path.parts["unknown"] / recorded_ns if recorded_ns > 0 else 0.0
 
 
 def unexplained_share(graph: Graph) -> float:
@@ -173,7 +182,7 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
         on_lane = np.flatnonzero(part.span_lane == lane)
         begun = np.searchsorted(start[on_lane], begin, side="left")
         until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end[on_lane]))[begun]
-        soon = np.maximum(DRAINED_WITHIN_NS, (DRAINED_SHARE * (begin - since)).astype(np.int64))
+        soon = np.clip((DRAINED_SHARE * (begin - since)).astype(np.int64), DRAINED_WITHIN_NS, DRAINED_MOST_NS)
         found |= (until > since) & (until <= begin) & (until >= begin - soon)
     return found
 

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.bounds import whole_bounds
+from overlapscope.analysis.graph.building.device_waits import NO_LAUNCH_BINDS_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
     EDGE_KINDS,
     EVENT,
+    FIRST_OF_LANE,
     HAND_OVER,
     HOST_STRETCH,
     LAUNCH,
@@ -32,10 +34,12 @@ from overlapscope.analysis.graph.model import (
     TRANSFER,
     Graph,
     NodeNumbers,
+    RankPart,
     in_parts,
     once_a_graph,
 )
-from overlapscope.timeline.columns import Ints, Small
+from overlapscope.timeline.columns import COMPUTE as COMPUTES
+from overlapscope.timeline.columns import NONE, Flags, Ints, Small
 from overlapscope.timeline.rows import sum_by
 
 PARTS: Final = (
@@ -128,8 +132,51 @@ def _divided(graph: Graph, edges: Ints, since_ns: int) -> tuple[Small, Ints, Sma
     node = table.node[edges]
     taken = nodes.time_ns[node] - np.maximum(nodes.time_ns[table.before[edges]], since_ns)
     lag = np.clip(table.lag_ns[edges], np.minimum(taken, 0), np.maximum(taken, 0))
-    rest_part = np.where(nodes.gap[node] == NO_GAP, np.int8(IDLE), np.int8(UNKNOWN))
-    return parts_of(graph, edges), lag, rest_part, taken - lag
+    return parts_of(graph, edges), lag, parts_of_rest(graph, node), taken - lag
+
+
+def parts_of_rest(graph: Graph, node: NodeNumbers) -> Small:
+    """Return the part of a path that the time of their own of these nodes is."""
+    part = np.where(graph.nodes.gap[node] == NO_GAP, np.int8(IDLE), np.int8(UNKNOWN))
+    part[_behind_unrecorded(graph)[node]] = BEFORE_RECORDING
+    return part
+
+
+@once_a_graph
+def _behind_unrecorded(graph: Graph) -> Flags:
+    """Return the nodes whose time of their own was that of work launched before the recording: the first spans of their
+    streams, up to the one that shows that this work had ended (`unrecorded_until_ns`)."""
+    found, time = np.zeros(graph.num_nodes, np.bool_), graph.nodes.time_ns
+    for part in graph.ranks:
+        starts = part.starts()
+        first = graph.nodes.gap[starts] == FIRST_OF_LANE
+        found[starts] = first & (time[starts] <= unrecorded_until_ns(graph, part))
+    return found
+
+
+def unrecorded_until_ns(graph: Graph, part: RankPart) -> int:
+    """Return until when the stream of a rank that computes most was busy with work launched before the recording; NONE
+    where that is not known.
+
+    Its first span had been launched in the recording, and nothing of that stream, no event and no call that may wait
+    for the device ended between that launch and its start: it waited for work that is not recorded.
+    """
+    time, starts = graph.nodes.time_ns, part.starts()
+    computes = np.flatnonzero(part.span_kind == COMPUTES)
+    if not part.on_device or not computes.size:
+        return NONE
+    taken = time[part.ends()][computes] - time[starts][computes]
+    main = int(sum_by(part.span_lane[computes], taken + 1, int(part.span_lane.max()) + 1).argmax())
+    first = int(np.flatnonzero(part.span_lane == main)[0])
+    call, start = int(part.launched_by[first]), int(time[starts][first])
+    if graph.nodes.gap[starts][first] != FIRST_OF_LANE or call < 0:
+        return NONE
+    launched, returned = int(time[part.begins()][call]), time[part.returns()]
+    by_launch = (
+        start - int(graph.nodes.own_ns[starts][first]) <= max(launched, int(returned[call])) + NO_LAUNCH_BINDS_NS
+    )
+    waited = part.blocks & (returned > launched) & (returned <= start)
+    return start if by_launch and not waited.any() else NONE
 
 
 def parts_of(graph: Graph, edges: Ints) -> Small:

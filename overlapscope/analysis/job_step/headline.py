@@ -102,10 +102,12 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     up to it exactly, and those of waiting for a late rank to `exposed_wait_ns`, unless that median, of another step, is
     larger."""
     causes_cut: list[int] = []
-    """Numbers of complete steps that no step follows and whose `tail` is, for that, what is another cause in the steps
-    that are followed: causes of these steps, and of all, are without theirs; all other figures are not."""
+    """Numbers of complete steps that no step follows and that lack what the others lose before the next one begins, or
+    whose `tail` is, for that, what is another cause in the steps that are followed: causes of these steps, and of all,
+    are without theirs; medians are not, which one such step beside two others or more moves little."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
-    """`idle_ns` by cause, divided likewise; they add up to it exactly."""
+    """`idle_ns` by cause, divided likewise, but for steps of which only the exposed time has other causes; they add up
+    to it exactly."""
     job_steps: list[StepOfJob] = []
 
 
@@ -168,8 +170,12 @@ def _by_kind(head: Headline) -> tuple[list[StepOfJob], list[StepOfJob]]:
     return (quiet, loud) if 0 < 2 * len(loud) <= len(comm) and (silent or len(loud) > 1) else ([], [])
 
 
-def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headline:
-    """Compute the headline of a run from the windows of its ranks."""
+def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank, cut_short: Collection[int] = ()) -> Headline:
+    """Compute the headline of a run from the windows of its ranks.
+
+    `cut_short` are the numbers of the steps that lack what the others lose before the next one begins, as sums over all
+    steps leave them out (`Throughput.cut_short`).
+    """
     steps = step_figures(ranks, cross_rank)
     of_steps = bool(steps.recorded.any())
     found = steps if of_steps else recording_figures(ranks, cross_rank)
@@ -181,10 +187,10 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     waits = {cause: ns for cause, ns in table.causes.items() if cause in EXPOSED_WAIT}
     others = {cause: ns for cause, ns in table.causes.items() if cause not in EXPOSED_WAIT}
-    cut = _causes_cut(ranks) if of_steps else []
+    cut = sorted({*_causes_cut(ranks), *cut_short}) if of_steps else []
     sums = _typical_sums(table, *([waits, others] if values["exposed_wait_ns"] else [waits | others]), without=cut)
     causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
-    idle = divided(values["idle_ns"] or 0, _typical_sums(table, table.idle_causes))
+    idle = divided(values["idle_ns"] or 0, _typical_sums(table, table.idle_causes, without=cut_short))
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",

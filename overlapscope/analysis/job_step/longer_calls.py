@@ -1,40 +1,77 @@
 """Findings on what calls take longer than the shortest of their like: in sum, and a single call that is most of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec import to_builtins
 
 from overlapscope.analysis.common.findings import Finding, format_ms
-from overlapscope.analysis.common.wording import short
-from overlapscope.analysis.exposure.longer_than_like import LongerThanLike
+from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.exposure.corresponding_groups import SlowerGroup, slower_groups
+from overlapscope.analysis.exposure.longer_than_like import LONGER, LongerThanLike
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.display import percent_text, size_text
 from overlapscope.timeline.columns import NONE, or_none
-from overlapscope.timeline.intervals import WindowSets
+from overlapscope.timeline.intervals import BusyTime, WindowSets, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 LONGER_THAN_LIKE: Final = "longer_than_like"
 """Id of the finding on all calls, which the text shows below the causes."""
+USUAL_LONGER_NS: Final = "usual_longer_ns"
+"""Evidence of that finding: what calls take longer in the median step."""
+SLOWER_GROUPS: Final = "slower_groups"
+"""Evidence of that finding: groups whose calls take longer than those of one like it."""
 WORTH: Final = 0.05
-"""Least share of exposed communication that is said. A choice."""
+"""Least share of exposed communication that is said, ... A choice."""
+OF_STEP: Final = 0.001
+"""... if it is also this share of a step, or of the recording. A choice: of less nothing is gained by looking at it."""
 OF_ONE_CALL: Final = 0.25
 """A single call is named whose excess is this share of all that its rank exposed, and ... A choice."""
 MOST_OF_LONGER: Final = 0.5
 """... more than this share of all excess: one event is then most of what is longer."""
+MOST_GROUPS: Final = 2
+"""Groups that are named whose calls take longer than those of one like it, the one with most excess first, if ..."""
+OF_GROUP: Final = 0.1
+"""... they have this share of it. A choice: a rank is in few groups at once."""
+
+
+class SingleCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is much of what its rank exposed."""
+
+    longer_ns: int
+    """Its exposed time beyond what its like need, and ..."""
+    exposed_ns: int
+    """... all exposed time of its rank."""
+    row: int
+    """Its row in the rank's `Collectives`."""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What calls of a rank take longer, and its exposed time, in a step; `step` is None for its recordings."""
+
+    step: int | None
+    longer_ns: int
+    exposed_ns: int
 
 
 def longer_calls(
     run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
 ) -> list[Finding]:
-    """Return what calls take longer than their like, over the complete steps of the main figures, else the recordings;
+    """Return what calls take longer than their like, over the whole steps of the main figures, else the recordings;
     nothing where that is little, or too few calls are alike."""
-    parts = [each for rank in head.ranks if rank in longer for each in _parts(ranks[rank], longer[rank], head)]
-    longer_ns, exposed_ns = sum(ns for ns, _ in parts), sum(ns for _, ns in parts)
+    there = [rank for rank in head.ranks if rank in longer]
+    parts = [each for rank in there for each in _parts(ranks[rank], longer[rank].exposed, head)]
+    longer_ns, exposed_ns = (sum(getattr(each, name) for each in parts) for name in ("longer_ns", "exposed_ns"))
     if not exposed_ns or longer_ns < WORTH * exposed_ns:
         return []
     mean_ns, share = longer_ns / len(parts), longer_ns / exposed_ns
+    if mean_ns < OF_STEP * (head.step_ns or 0):
+        return []
+    single, slower = _single_calls(ranks, longer), _slower_groups(run, longer)
     within = f"{format_ms(mean_ns)} a {head.window}" + (" in the mean" if len(parts) > 1 else "")
     compared, are_longer = (
         sum(int(which.sum()) for which in each)
@@ -44,51 +81,101 @@ def longer_calls(
         id="longer_than_like",
         severity="info",
         title=f"at least {percent_text(share)} of exposed communication ({within}) is what calls take longer than the "
-        f"shortest of their like: waiting for {_others(run)}, or other traffic on the link",
+        f"shortest of their like: waiting for {_others(run)}, or other traffic on the link{_of_groups(run, slower)}",
         evidence={
             "longer_ns": round(mean_ns),
+            USUAL_LONGER_NS: _usual_ns(run, head, {rank: ranks[rank] for rank in there}, longer, single),
             "share_of_exposed": share,
             "calls_compared": compared,
             "calls_longer": are_longer,
-        },
+        }
+        | ({SLOWER_GROUPS: [to_builtins(each) for each in slower]} if slower else {}),
         known_from="trace",
     )
-    return [found, *_one_call(run, head, ranks, longer)]
+    return [found, *_one_call(run, head, longer, single)]
+
+
+def _slower_groups(run: Run, longer: Mapping[int, LongerThanLike]) -> list[SlowerGroup]:
+    """Return the groups whose calls usually take longer than like calls of a corresponding one, with enough excess."""
+    excess_ns = {rank: each.exposed_ns for rank, each in longer.items()}
+    least_ns = OF_GROUP * sum(int(each.sum()) for each in excess_ns.values())
+    found = slower_groups(run.ranks, excess_ns, run.groups, LONGER)
+    return [each for each in found if each.exposed_ns >= least_ns][:MOST_GROUPS]
+
+
+def _of_groups(run: Run, slower: Sequence[SlowerGroup]) -> str:
+    """Return the end of a title that names groups whose calls take longer, and whom to record; empty without."""
+    parts = []
+    for each in slower:
+        missing = [rank for rank in each.ranks if rank not in run.ranks]
+        members = f" ({rank_list(missing)} not recorded)" if missing else f" ({rank_list(each.ranks)})"
+        parts.append(f"group {short(each.group)}{members} take {each.times:.2g} times as long as those of group "
+                     f"{short(each.than)}")  # fmt: skip
+    return f"; calls of {', and of '.join(parts)}: a late rank, or a slower link, is there" if parts else ""
 
 
 def _others(run: Run) -> str:
-    return "other ranks" if len(run.ranks) == run.world_size else "ranks that were not recorded"
+    """Return whom calls may wait for: where the size of the job is not known, several recorded ranks may be all."""
+    all_known = len(run.ranks) == run.world_size or (run.world_size is None and len(run.ranks) > 1)
+    return "other ranks" if all_known else "ranks that were not recorded"
 
 
-def _parts(own: RankWindows, longer: LongerThanLike, head: Headline) -> Iterator[tuple[int, int]]:
-    """Yield what calls of a rank take longer, and its exposed time, in ns, of each complete step of the main figures,
-    else of its recordings."""
+def _parts(own: RankWindows, exposed: BusyTime, head: Headline) -> Iterator[_Part]:
+    """Yield how much of this exposed time of a rank lies in each whole step of the main figures, else in its
+    recordings."""
     if head.window == "step":
-        numbers = {each.step for each in head.job_steps}
-        chosen = [(at.window, figures) for at, figures in own.steps if at.complete and at.step in numbers]
-        sets = WindowSets.of([() if window is None else (window,) for window, _ in chosen])
-        exposed = [figures.exposed_comm_ns or 0 for _, figures in chosen]
+        numbers = {each.step for each in head.job_steps}.difference(head.causes_cut)
+        chosen = [(at, figures) for at, figures in own.steps if at.complete and at.step in numbers]
+        sets = WindowSets.of([() if at.window is None else (at.window,) for at, _ in chosen])
+        steps: list[tuple[int | None, int]] = [(at.step, figures.exposed_comm_ns or 0) for at, figures in chosen]
     else:
-        sets, exposed = WindowSets.of([own.recordings]), [own.whole.exposed_comm_ns or 0]
-    yield from zip(sets.within(longer.exposed), exposed, strict=True)
+        sets, steps = WindowSets.of([own.recordings]), [(None, own.whole.exposed_comm_ns or 0)]
+    for ns, (step, exposed_ns) in zip(sets.within(exposed), steps, strict=True):
+        yield _Part(step=step, longer_ns=ns, exposed_ns=exposed_ns)
+
+
+def _usual_ns(
+    run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike],
+    single: Mapping[int, SingleCall],
+) -> int:  # fmt: skip
+    """Return what calls take longer than their like in the median of the whole steps, mean over ranks, in ns.
+
+    A single call that is most of what its rank's calls take longer is no part of a usual step, unless it is the only
+    one, or a whole recording.
+    """
+    by_step: dict[int | None, list[int]] = {}
+    for rank, own in ranks.items():
+        exposed = longer[rank].exposed
+        if rank in single and head.steps > 1:
+            calls, row = run.ranks[rank].collectives, [single[rank].row]
+            exposed = BusyTime(difference(exposed.intervals, union((calls.start_ns[row], calls.end_ns[row]))))
+        for part in _parts(own, exposed, head):
+            by_step.setdefault(part.step, []).append(part.longer_ns)
+    return round(median(map(fmean, by_step.values())))
+
+
+def _single_calls(
+    ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
+) -> dict[int, SingleCall]:  # fmt: skip
+    """Return, by rank, the single call that is much of what it exposed, and most of what its calls take longer."""
+    found = {}
+    for rank in sorted(longer.keys() & ranks.keys()):
+        each, exposed_ns = longer[rank].exposed_ns, ranks[rank].whole.exposed_comm_ns or 0
+        most_ns = int(each.max(initial=0))
+        if most_ns >= OF_ONE_CALL * exposed_ns and most_ns > MOST_OF_LONGER * int(each.sum()):
+            found[rank] = SingleCall(longer_ns=most_ns, exposed_ns=exposed_ns, row=int(each.argmax()))
+    return found
 
 
 def _one_call(
-    run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
+    run: Run, head: Headline, longer: Mapping[int, LongerThanLike], single: Mapping[int, SingleCall]
 ) -> list[Finding]:
     """Return the single call that is most of what its rank exposed, of the rank where it is longest."""
-    most = {rank: (int(each.exposed_ns.max(initial=0)), ranks[rank].whole.exposed_comm_ns or 0)
-            for rank, each in longer.items() if rank in ranks}  # fmt: skip
-    most = {
-        rank: (ns, exposed)
-        for rank, (ns, exposed) in most.items()
-        if ns >= OF_ONE_CALL * exposed and ns > MOST_OF_LONGER * int(longer[rank].exposed_ns.sum())
-    }
-    if not most:
+    if not single:
         return []
-    rank = max(most, key=lambda each: most[each])
-    timeline, row = run.ranks[rank], int(longer[rank].exposed_ns.argmax())
-    calls, (longer_ns, exposed_ns) = timeline.collectives, most[rank]
+    rank = max(single, key=lambda each: (single[each].longer_ns, single[each].exposed_ns))
+    timeline, one = run.ranks[rank], single[rank]
+    calls, row = timeline.collectives, one.row
     lasted_ns = int(calls.end_ns[row] - calls.start_ns[row])
     after_ns = int(calls.start_ns[row] - timeline.recordings.start_ns.min())
     like_ns, like = _like(timeline, row)
@@ -96,28 +183,46 @@ def _one_call(
     size = "" if size_bytes is None else f" of {size_text(size_bytes)}"
     of_like = f", its {like} like {format_ms(like_ns)} in the median" if like else ""
     per = f"recording of {format_ms(head.step_ns or 0)}" if head.window == "recording" else f"{head.steps} steps"
+    share = percent_text(one.longer_ns / one.exposed_ns)
+    is_first = _is_first(timeline, row)
     return [
         Finding(
             id=f"one_long_call:rank{rank}",
-            severity="warning",
+            severity="info" if is_first else "warning",
             title=f"one {short(op)}{size}, {format_ms(after_ns)} after the recording of rank {rank} began, takes "
-            f"{format_ms(lasted_ns)}{of_like}; that is {percent_text(longer_ns / exposed_ns)} of what the rank "
-            f"exposed: one of the {_others(run)} was late once, or the network stalled; GPU-hours a day count on it "
-            f"once in each {per}",
+            f"{format_ms(lasted_ns)}{of_like}; that is {share} of what the rank exposed: {_why(run, first=is_first)}; "
+            f"GPU-hours a day count on it once in each {per}",
             evidence={
-                "ranks": sorted(most),
+                "ranks": sorted(single),
                 "op": op,
                 "bytes": size_bytes,
                 "after_ns": after_ns,
                 "duration_ns": lasted_ns,
                 "like": like,
                 "like_ns": like_ns,
-                "exposed_longer_ns": longer_ns,
-                "share_of_exposed": longer_ns / exposed_ns,
+                "exposed_longer_ns": one.longer_ns,
+                "share_of_exposed": one.longer_ns / one.exposed_ns,
+                "is_first": is_first,
             },
             known_from="trace",
         )
     ]
+
+
+def _why(run: Run, *, first: bool) -> str:
+    late = f"one of the {_others(run)} was late once, or the network stalled"
+    if not first:
+        return late
+    return f"it is the first of its group in the recording, so ranks may just have begun to record apart; else {late}"
+
+
+def _is_first(timeline: RankTimeline, row: int) -> bool:
+    """Return whether no call of its group, where that is known, else of the rank, began before it in its recording."""
+    calls = timeline.collectives
+    alike = (calls.start_ns != NONE) & (calls.recording == calls.recording[row])
+    if calls.group[row] >= 0:
+        alike &= calls.group == calls.group[row]
+    return int(calls.start_ns[row]) == int(calls.start_ns[alike].min())
 
 
 def _like(timeline: RankTimeline, row: int) -> tuple[float, int]:

@@ -31,7 +31,7 @@ from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import AUTOGRAD_NODE
 from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import SHAPES, RankTimeline, Run
 
 _ENQUEUES: Final = re.compile(r"c10d::(?!(?:monitored_)?barrier)")
 """A barrier may block."""
@@ -237,8 +237,9 @@ def _pieces(lane: int, name: Codes, when: Intervals) -> OperationPieces:
 
 
 def has_shapes(run: Run) -> bool:
-    """Return whether the inputs of operations were recorded with their shapes, as those of a step or of a gradient."""
-    return any(
-        bool((each.steps.input_elements != NONE).any() or (each.gradients.elements > 0).any())
-        for each in run.ranks.values()
+    """Return whether the inputs of operations were recorded with their shapes, as its source states, or those of a step
+    or of a gradient show."""
+    every = run.ranks.values()
+    return any(each.recorded.get(SHAPES) for each in every) or any(
+        bool((each.steps.input_elements != NONE).any() or (each.gradients.elements > 0).any()) for each in every
     )

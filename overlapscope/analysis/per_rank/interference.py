@@ -4,7 +4,11 @@ The same launch is the n-th of its name, grid and stream in each step: steps dif
 runs. Where that is not enough, as in fewer than `FEWEST_STEPS` steps or in steps that overlap alike, launches of one
 name, grid and stream stand for each other, as those of repeated layers do, if they last alike and take turns beside
 communication and free of it in each step. Where these are too few as well, those between the same two neighbours on
-their stream do: one matrix product of a layer has the name and grid of another that takes longer.
+their stream do: one matrix product of a layer has the name and grid of another that takes longer. And where steps
+change from free to beside only once, as before and in the last of several micro-batches, those with more neighbours in
+common, which three steps or more repeat: backward has forward's kernels, but not in forward's order.
+
+A kernel whose work differs from step to step, as attention of documents of any length, is not compared across steps.
 
 Kernels of different duration suffer differently, and short ones are compared more often than their share of the time:
 each class of duration has its own factor, weighted by the compute time that the class has beside communication. What
@@ -45,6 +49,17 @@ ALIKE: Final = 0.2
 OUTLIERS: Final = 20
 TURNS: Final = 2
 """Replicates change between beside and free so many times a step: backward is not compared with forward."""
+NEIGHBOURS: Final = 1
+"""So many kernels on each side are the same for launches between the same neighbours ..."""
+NEIGHBOURS_OF_ONE_TURN: Final = 3
+"""... and so many for those that change once a step: a run of one kernel may be in forward and in backward ..."""
+COMPARED_OF_ONE_TURN: Final = 0.5
+"""... and this share of the compute beside communication is of such launches: micro-batches repeat forward and
+backward; backward that recomputes forward repeats that alone, whose caches hold other data then."""
+UNEVEN: Final = 0.08
+"""A kernel does other work in each step whose launches, free of communication, differ by more than this share of their
+mean (standard deviation). A choice: as much as compute is mostly slowed beside communication; smaller differences
+average out over launches."""
 DRAWS: Final = 500
 MOST_BLOCKS: Final = 200
 """The bootstrap draws blocks of launches where there are more launches than that."""
@@ -139,17 +154,23 @@ def interference(spans: Spans, communication: Intervals | None = None, *, has_ke
     found = _estimate(_like_launches(launches), beside, totals)
     if not isinstance(found, str):
         return found
-    between = _between_neighbours(launches.kernel, spans.lane[rows], spans.start_ns[rows])
-    closer = _estimate(_like_launches(msgspec.structs.replace(launches, kernel=between)), beside, totals)
-    if not isinstance(closer, str):
-        return closer
+    turns = [(NEIGHBOURS, TURNS, LEAST_COMPARED), (NEIGHBOURS_OF_ONE_TURN, 1, COMPARED_OF_ONE_TURN)]
+    for neighbours, least_turns, least_compared in turns[: 1 + (launches.steps >= FEWEST_STEPS)]:
+        between = _between_neighbours(launches.kernel, spans.lane[rows], spans.start_ns[rows], neighbours)
+        like = _like_launches(msgspec.structs.replace(launches, kernel=between), least_turns)
+        closer = _estimate(like, beside, totals, least_compared)
+        if not isinstance(closer, str):
+            return closer
     return _unknown("too_few" if "too_few" in (*reasons, found) else found)
 
 
-def _estimate(found: "_Compared", beside: Sequence[Intervals], totals: Floats) -> Estimate | NoInterference:
+def _estimate(
+    found: "_Compared", beside: Sequence[Intervals], totals: Floats, least_compared: float = LEAST_COMPARED
+) -> Estimate | NoInterference:
     """Return the estimate from what was compared, or the reason why that is not enough.
 
-    `beside` is compute beside communication by class of duration, `totals` how long that is.
+    `beside` is compute beside communication by class of duration, `totals` how long that is, of which this share must
+    be compared for a class to be known.
     """
     if not found.free_ns.size:
         return "never_both"
@@ -161,7 +182,7 @@ def _estimate(found: "_Compared", beside: Sequence[Intervals], totals: Floats) -
     slower, free = (_totals(kind, each, len(edges)) for each in (found.beside_ns, found.free_ns))
     launches = np.bincount(kind[first], minlength=len(edges))
     totals = _totals(numbers, totals, len(edges))
-    known = np.flatnonzero((launches >= FEWEST_LAUNCHES) & (slower >= LEAST_COMPARED * totals))
+    known = np.flatnonzero((launches >= FEWEST_LAUNCHES) & (slower >= least_compared * totals))
     if totals[known].sum() < LEAST_KNOWN * totals.sum():
         return "too_few"
     merged = [union(*[beside[at] for at in np.flatnonzero(numbers == each).tolist()]) for each in known.tolist()]
@@ -268,31 +289,50 @@ def _same_launches(every: _Launches) -> _Compared:
     free, beside, taken = every.free[chosen], every.beside[chosen], every.taken_ns[chosen]
     free_count, number = np.bincount(group, free), int(group[-1]) + 1 if group.size else 0
     taken = taken / _pace(every.step[chosen], group, taken, free_count == np.bincount(group))
-    both = (free_count > 0) & (np.bincount(group, beside) > 0)
+    both = (free_count > 0) & (np.bincount(group, beside) > 0) & ~_uneven(every.kernel[chosen], group, taken, free)
     return _compared(every, chosen, group, taken, both, np.zeros(number))
 
 
-def _like_launches(every: _Launches) -> _Compared:
-    """Return the launches of one kernel that stand for each other: they last alike, free and beside, and take turns."""
+def _uneven(kernel: Ints, group: Ints, taken: Floats, free: Flags) -> Flags:
+    """Return which groups of equal launches are of a kernel that does other work in each step: free of communication,
+    the same launch takes now longer, now shorter. Short kernels differ by chance."""
+    opens = np.diff(group, prepend=-1) != 0
+    groups, kernels = int(opens.sum()), int(kernel.max(initial=-1)) + 1
+    count = np.bincount(group, free, groups)
+    mean = np.bincount(group, taken * free, groups) / np.maximum(count, 1)
+    apart = (taken / np.maximum(mean, 1)[group] - 1) ** 2 * (free & (mean >= SHORT_NS)[group])
+    beyond_first = np.bincount(kernel, free, kernels) - np.bincount(kernel[opens], count > 0, kernels)
+    uneven = np.bincount(kernel, apart, kernels) > UNEVEN**2 * np.maximum(beyond_first, 1)
+    found: Flags = uneven[kernel[opens]]
+    return found
+
+
+def _like_launches(every: _Launches, least_turns: int = TURNS) -> _Compared:
+    """Return the launches of one kernel that stand for each other: they last alike, free and beside, and change between
+    the two so many times a step."""
     chosen = sort_order(every.kernel, every.launched_ns)
     group, taken, free = every.kernel[chosen], every.taken_ns[chosen], every.free[chosen]
     number = int(group.max(initial=-1)) + 1
     count = np.maximum(np.bincount(group, free, number), 1)
     mean = np.bincount(group, taken * free, number) / count
     spread = np.sqrt(np.bincount(group, (taken - mean[group]) ** 2 * free, number) / count) / np.maximum(mean, 1)
-    good = _replicates(group, every.step[chosen], taken, free, every.beside[chosen], number)
+    good = _replicates(group, every.step[chosen], taken, free, every.beside[chosen], number, least_turns)
     return _compared(every, chosen, group, taken, good, spread)
 
 
-def _between_neighbours(kernel: Ints, stream: Ints, start_ns: Ints) -> Ints:
-    """Return a number for each row, equal where a kernel, the one before it on its stream, and the next one are."""
+def _between_neighbours(kernel: Ints, stream: Ints, start_ns: Ints, neighbours: int) -> Ints:
+    """Return a number for each row, equal where a kernel, so many before it on its stream, and as many after it are."""
     order = sort_order(stream, start_ns)
-    own, follows = kernel[order], np.diff(stream[order]) == 0
-    before, after = np.full((2, own.size), NONE, np.int64)
-    before[1:] = np.where(follows, own[:-1], NONE)
-    after[:-1] = np.where(follows, own[1:], NONE)
+    own, of = kernel[order], stream[order]
+    around = [own]
+    for away in range(1, neighbours + 1):
+        before, after = np.full((2, own.size), NONE, np.int64)
+        follows = of[away:] == of[:-away]
+        before[away:] = np.where(follows, own[:-away], NONE)
+        after[:-away] = np.where(follows, own[away:], NONE)
+        around += [before, after]
     numbers = np.empty(own.size, np.int64)
-    numbers[order] = factorize_rows([before, own, after])[0]
+    numbers[order] = factorize_rows(around)[0]
     return numbers
 
 
@@ -373,7 +413,9 @@ def _alone(start_ns: Ints, end_ns: Ints) -> Flags:
     return found
 
 
-def _replicates(group: Ints, step: Ints, taken: Floats, free: Flags, beside: Flags, number: int) -> Flags:
+def _replicates(
+    group: Ints, step: Ints, taken: Floats, free: Flags, beside: Flags, number: int, least_turns: int
+) -> Flags:
     """Return the groups whose launches do the same work: they last alike, free and beside, and take turns."""
     good = np.ones(number, np.bool_)
     for chosen in (free, beside):
@@ -392,7 +434,7 @@ def _replicates(group: Ints, step: Ints, taken: Floats, free: Flags, beside: Fla
     turns = np.bincount(group[rows][1:], same & (free[rows][1:] != free[rows][:-1]), number)
     begins = np.append(True, (group[rows][1:] != group[rows][:-1]) | (step[rows][1:] != step[rows][:-1]))[: rows.size]
     steps = np.bincount(group[rows], begins, number)
-    return good & (turns >= TURNS * steps)
+    return good & (turns >= least_turns * steps)
 
 
 def _totals(group: Ints, values: Floats, groups: int) -> Floats:

@@ -1,4 +1,5 @@
-"""Find long pauses of the hosts of devices: times in a step in which no thread that launches begins or ends anything.
+"""Find long pauses of the hosts of devices: times in a step, or a recording without marks of steps, in which no thread
+that launches begins or ends anything.
 
 A host that waits for its device, or computes in an operation without others in it, does not pause.
 """
@@ -13,7 +14,7 @@ from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
 from overlapscope.analysis.stragglers.shared_cores import HostTimes
-from overlapscope.timeline.columns import OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, take
+from overlapscope.timeline.columns import NONE, OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, size, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
@@ -35,8 +36,9 @@ class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: Ints
     """For how long the device was idle in it."""
     step: Ints
+    """NONE for all where no steps are marked."""
     into_step_ns: Ints
-    """How long after the begin of its step on the host it began."""
+    """How long after the begin of its step, or recording, on the host it began."""
     between: tuple[tuple[str, str], ...]
     """Names of the operations before and after it, or of the runtime's calls where no operation was recorded."""
     lane: tuple[int, ...]
@@ -44,18 +46,17 @@ class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
     inside: tuple[str | None, ...]
     """The range of the user that it is in."""
     steps: int
-    """Whole steps that the host recorded."""
+    """Whole steps that the host recorded, or recordings where none are marked."""
 
 
 def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals) -> LongPauses | None:
-    """Return the long pauses in the whole steps of a rank; None where its steps, or what its host did, are not known.
+    """Return the long pauses in the whole steps of a rank, or in its recordings where no steps are marked; None where
+    it has no whole step, or what its host did is not known.
 
     `times` are those of its host, `idle` is when its device was idle. Raises HostEventsError.
     """
-    steps = timeline.steps
-    whole = np.flatnonzero(~steps.cut)
-    whole = whole[sort_order(steps.start_ns[whole])]
-    if times is None or not whole.size:
+    begins, ends, numbers = _windows(timeline)
+    if times is None or not begins.size:
         return None
     host = without_functions(timeline.host)
     mine = take(host, np.isin(host.lane, unique(host.lane[_acts(timeline, host)])))
@@ -63,17 +64,29 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
     quiet = _without_waits(_longest(moments[:-1], moments[1:]), times)
     quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline)))
     start, end = _longest(*quiet)
-    at = np.searchsorted(steps.start_ns[whole], start, side="right") - 1
+    at = np.searchsorted(begins, start, side="right") - 1
     idle_ns = BusyTime(idle).within(start, end)
-    kept = (at >= 0) & (end <= steps.end_ns[whole][np.maximum(at, 0)]) & (idle_ns >= COSTS * (end - start))
-    start, end, own = start[kept], end[kept], whole[at[kept]]
+    kept = (at >= 0) & (end <= ends[np.maximum(at, 0)]) & (idle_ns >= COSTS * (end - start))
+    start, end, own = start[kept], end[kept], at[kept]
     lanes, between = _around(timeline, mine, start, end)
     pauses = zip(lanes, start.tolist(), end.tolist(), strict=True)
     return LongPauses(
-        start_ns=start, end_ns=end, idle_ns=idle_ns[kept], step=steps.step[own],
-        into_step_ns=start - steps.start_ns[own], between=between, lane=lanes,
-        inside=tuple(range_of_pause(timeline, *each) for each in pauses), steps=whole.size,
+        start_ns=start, end_ns=end, idle_ns=idle_ns[kept], step=numbers[own],
+        into_step_ns=start - begins[own], between=between, lane=lanes,
+        inside=tuple(range_of_pause(timeline, *each) for each in pauses), steps=begins.size,
     )  # fmt: skip
+
+
+def _windows(timeline: RankTimeline) -> tuple[Ints, Ints, Ints]:
+    """Return when each whole step begins and ends on the host, by begin, and its number; recordings, without a number,
+    where no steps are marked."""
+    steps, recordings = timeline.steps, timeline.recordings
+    if not size(steps):
+        order = sort_order(recordings.start_ns)
+        return recordings.start_ns[order], recordings.end_ns[order], np.full(order.size, NONE)
+    whole = np.flatnonzero(~steps.cut)
+    whole = whole[sort_order(steps.start_ns[whole])]
+    return steps.start_ns[whole], steps.end_ns[whole], steps.step[whole]
 
 
 def _acts(timeline: RankTimeline, host: HostSpans) -> Flags:

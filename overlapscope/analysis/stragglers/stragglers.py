@@ -261,7 +261,8 @@ def _explained(
     if of_phases and not run.ranks[rank].has_device:
         cause, more = cause_by_phase(cause, rank, peers, run, blame_ns)
     began = onset(rank, peers, run) if cause in OF_COMPUTE else {}
-    return cause, more | late_range(rank, run, [each.met for each in theirs], lead_ns) | began
+    on_device = cause == "more_work" and run.ranks[rank].has_device
+    return cause, more | late_range(rank, run, [each.met for each in theirs], lead_ns, on_device=on_device) | began
 
 
 def _steps(theirs: Sequence[LateArrivals], late: Mapping[int, Sequence[LateArrivals]]) -> dict[str, int]:
@@ -296,13 +297,13 @@ def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     found = needed(whole.replayed, found, programs)
     if found.low_ns <= 0 or found.gain_ns < WEIGHS * found.aligned_ns:
         return None
-    slowdown = _slowdown(run, found.ranks)
+    slowdown = measured_slowdown(run, found.ranks)
     a_step = of_a_step(whole, run.ranks, found.ranks, programs, slowdown=slowdown)
     since = _since(run, whole, found.ranks, programs, slowdown)
     return replace(with_relief(whole.replayed, found, programs, slowdown), a_step=a_step, since=since)
 
 
-def _slowdown(run: Run, late: Sequence[int]) -> float | None:
+def measured_slowdown(run: Run, late: Sequence[int]) -> float | None:
     """Return how many times as long compute takes beside communication on ranks that are not late, in the median; None
     where it was measured on none of them."""
     others = [timeline for rank, timeline in run.ranks.items() if rank not in late][:MOST_MEASURED]

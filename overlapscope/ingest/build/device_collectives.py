@@ -215,7 +215,7 @@ def _describe(
         "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
         if op == "all_to_all"
         else None,
-        "peer": _peer(columns, names, full, around, int(spans.device_note[span]), book.members_of(name)),
+        "peer": _peer(columns, names, full, around, int(spans.device_note[span]), book.members_of(name), api.peer),
         "record_function_id": parse_function_id(record) or parse_function_id(call),
     }
 
@@ -227,12 +227,14 @@ def _peer(
     around: Mapping[str, int],
     device_note: int,
     members: Sequence[int],
+    of_library: int | None,
 ) -> int | None:
+    """Return the peer of a send or receive as the call states it, else a range around it, else the library."""
     stated = peer_rank(args)
     if stated is not None:
         return stated
     named = (named_peer_rank(each, members) for each in _ranges(columns, names, around, device_note))
-    return next((peer for peer in named if peer is not None), None)
+    return next((peer for peer in named if peer is not None), of_library)
 
 
 def _ranges(columns: TraceColumns, names: list[str], around: Mapping[str, int], device_note: int) -> list[str]:

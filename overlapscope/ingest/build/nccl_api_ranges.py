@@ -31,6 +31,8 @@ class NcclPayload(msgspec.Struct, frozen=True, kw_only=True):
     device: int | None = None
     """Device as the process numbers it."""
     message_bytes: int | None = None
+    peer: int | None = None
+    """Rank in the communicator that a send goes to or a receive comes from."""
 
 
 _NOTHING = NcclPayload()
@@ -85,16 +87,19 @@ def _call(text: str, payload: NcclPayload, sizes: Mapping[str, int]) -> ApiCall:
     if moved is not None and op in _PER_MEMBER:
         members = sizes.get(payload.group) if payload.group is not None else None
         moved = possible_count(moved * members) if members and text != _UNEVEN else None
-    return ApiCall(op=op, group=payload.group, bytes=moved)
+    return ApiCall(op=op, group=payload.group, bytes=moved, peer=payload.peer)
 
 
 def _grouped(calls: list[ApiCall]) -> ApiCall:
     ops = {call.op for call in calls}
     groups = {call.group for call in calls}
     group = groups.pop() if len(groups) == 1 else None
+    peers = {call.peer for call in calls}
+    peer = peers.pop() if len(peers) == 1 and group is not None else None
     if ops == {"send", "recv"}:
-        return ApiCall(op="send_recv", group=group, bytes=_total([call for call in calls if call.op == "send"]))
-    return ApiCall(op=ops.pop(), group=group, bytes=_total(calls)) if len(ops) == 1 else ApiCall(group=group)
+        sent = _total([call for call in calls if call.op == "send"])
+        return ApiCall(op="send_recv", group=group, bytes=sent, peer=peer)
+    return ApiCall(op=ops.pop(), group=group, bytes=_total(calls), peer=peer) if len(ops) == 1 else ApiCall(group=group)
 
 
 def _total(calls: list[ApiCall]) -> int | None:

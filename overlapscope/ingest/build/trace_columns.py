@@ -54,6 +54,8 @@ class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     bytes: int | None = None
     """Size of the whole buffer, as docs/definitions.md counts it."""
+    peer: int | None = None
+    """Of a send or receive, the other end's rank in the group."""
 
 
 class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.assumed_ranks import without_clashing
 from overlapscope.ingest.merge.by_name import numbers_in_names, rename_advice, shared_name
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
+from overlapscope.ingest.merge.message_peers import with_checked_places, with_ranks_of_peers
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.options import BY_NAME
 from overlapscope.ingest.reader import Reading, rank_from_path
@@ -57,7 +58,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     """
     readings = keep_one_run(keep_matching_size(_with_ranks(_without_stand_ins(readings), given)))
     doubts = same_job_doubts(readings)
-    readings = _with_distinct_group_names(readings)
+    readings = with_ranks_of_peers(_with_distinct_group_names(readings))
     parts: dict[int, list[RankTimeline]] = {}
     used: list[Reading] = []
     sources = []
@@ -77,6 +78,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None
     ranks, groups = with_configured_groups(ranks, groups, world_size)
     ranks, groups = with_found_groups(ranks, groups, world_size)
+    ranks = with_checked_places(ranks, groups)
     notes = [*notes, *doubts, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(

@@ -23,6 +23,7 @@ from overlapscope.analysis.result import (
     RecordedSteps,
     StepBreakdown,
     WithoutOutliers,
+    overlapping_ns,
     slowed_by_communication,
     without_outliers,
 )
@@ -71,7 +72,9 @@ LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
 UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 WORTH_HOURS = 0.1
-"""Least share of idle time whose GPU-hours are given."""
+"""Least share of idle time whose GPU-hours are given, and the rank that has most of it."""
+OF_ONE_RANK = 0.75
+"""A rank has most of a cause of idle time from this share on: of two ranks that are alike each has half. A choice."""
 APART = 0.2
 """What of a rank's own window is exposed is said where it lacks this share of the step of the job."""
 LACKS = 0.02
@@ -219,7 +222,7 @@ def sentence(analysis: Analysis) -> str:
             f"{few.communicate} of {few.steps} steps communicate and take {ms(few.communicating_ns)} ms, the others "
             f"{ms(few.quiet_ns)} ms; in the mean {more}."
         )
-    return "\n".join([*lines, *_left_out(analysis), *_lacking(head)])
+    return "\n".join([*lines, *_left_out(analysis), *_cut_text(head), *_lacking(analysis)])
 
 
 def _left_out(analysis: Analysis) -> Iterator[str]:
@@ -228,6 +231,15 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
     left = timed - {*analysis.headline.ranks}
     if left and analysis.headline.window == "step":
         yield f"Without {rank_list(left)}, of which none of these steps was recorded whole."
+
+
+def _cut_text(head: Headline) -> Iterator[str]:
+    """Yield which steps the causes are without, as they end with the recording."""
+    if cut := head.causes_cut:
+        several = len(cut) > 1
+        which = f"Steps {list_some(cut)} end" if several else f"Step {cut[0]} ends"
+        lack = "they lack" if several else "it lacks"
+        yield f"{which} with the recording: {lack} what the next one begins with, and causes are of the others."
 
 
 def _usual_text(usual: WithoutOutliers) -> str:
@@ -252,10 +264,14 @@ def few_text(head: Headline, few: FewSteps) -> str:
 
 
 def share_text(head: Headline) -> str:
-    """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself."""
+    """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself, or
+    of which windows it is, with that of these times."""
     fraction, exposed, step = head.exposed_fraction, head.exposed_comm_ns, head.step_ns
-    alike = not step or exposed is None or fraction is None or abs(exposed / step - fraction) < OWN_WITHIN
-    return percent(fraction) if alike else f"median share {percent(fraction)}"
+    if not step or exposed is None or fraction is None or abs(exposed / step - fraction) < OWN_WITHIN:
+        return percent(fraction)
+    if head.steps_by == "longest_window":
+        return f"{percent(exposed / step)}; {percent(fraction)} of the ranks' own windows"
+    return f"median share {percent(fraction)}"
 
 
 def headline_basis(head: Headline) -> str:
@@ -284,14 +300,19 @@ def _most_exposed(analysis: Analysis) -> str:
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
 
 
-def _lacking(head: Headline) -> Iterator[str]:
+def _lacking(analysis: Analysis) -> Iterator[str]:
     """Yield what a step of the job is longer by than the ranks' own windows, where it is much."""
+    head = analysis.headline
     if head.steps_by == "longest_window":
         why = LONGEST_BECAUSE.get((head.longest_because, head.window))
         yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
         return
     if head.pace_ns is not None:
         yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms."
+    elif (mean_ns := overlapping_ns(analysis)) is not None and mean_ns <= (1 - LACKS) * (head.step_ns or 0):
+        share = analysis.throughput.exposed_fraction if analysis.throughput else None
+        exposed = "" if share is None else f", {percent(share)} of it exposed"
+        yield f"Steps of the ranks overlap: in the mean one takes {ms(mean_ns)} ms of the recording{exposed}."
     parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
              (head.outside_ns or 0, "as ranks begin and end apart")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
@@ -374,14 +395,29 @@ def idle_text(analysis: Analysis) -> str:
     ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
     on_cpu = not analysis.run.has_device
     shown = [(idle_label(cause, on_cpu=on_cpu), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
+    on = {idle_label(cause, on_cpu=on_cpu): _mostly_on(analysis, cause) for cause, ns in ordered
+          if ns >= WORTH_HOURS * head.idle_ns}  # fmt: skip
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
     if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
         shown.append(("other", rest_ns))
-    parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
+    parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)}{on.get(label, '')})" for label, ns in shown)
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
     return (
         f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
     )
+
+
+def _mostly_on(analysis: Analysis, cause: str) -> str:
+    """Return which of the headline's ranks has most of what this cause of idle time takes; empty where none has."""
+    there, by_rank = set(analysis.headline.ranks), dict[int, int]()
+    for info in analysis.ranks:
+        if info.rank in there:
+            windows = complete_steps(info) if analysis.headline.window == "step" else [info.whole]
+            by_rank[info.rank] = sum(each.idle_causes.get(cause, 0) for each in windows)
+    most, total = max(by_rank, key=by_rank.__getitem__, default=None), sum(by_rank.values())
+    if most is None or len(by_rank) < 2 or by_rank[most] < OF_ONE_RANK * total or not total:
+        return ""
+    return f", {percent(by_rank[most] / total)} of it on rank {most}"
 
 
 def _in_pauses(analysis: Analysis) -> str:

@@ -24,6 +24,10 @@ DELAY_HEAD: Final = "delayed each of the others ms"
 WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, DELAY_HEAD, "late arrivals")
 HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
 """Where members of groups were not recorded; what is waited of all collective time is not known then."""
+NO_DELAY: Final = 0.001
+"""Where nobody was late, and no rank delayed others by this share of the recording, ..."""
+NO_WAITING: Final = 0.005
+"""... or waited for this share of it, a sentence says so instead of a table. Choices: far less than steps vary by."""
 LATE_ENDS: Final = 0.1
 """Waiting after the last rank came is said from this share of all."""
 INDIRECT: Final = 1.05
@@ -90,8 +94,10 @@ LEAST_CHANCE: Final = 1e-4
 def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
-    parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis)]
-    parts += [*together_text(skew), *_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
+    parts = [] if all_rows else _nobody_late(analysis)
+    if not parts:
+        parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis), *together_text(skew)]
+        parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
     parts += matched_text(skew, lacks=lacks_members(analysis))
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [_reason(each, all_rows=all_rows) for each in shown]
@@ -99,6 +105,20 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
     in_sets = analysis.headline.longest_because == "clocks"
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows, in_sets=in_sets)])
+
+
+def _nobody_late(analysis: Analysis) -> list[str]:
+    """Return in a sentence that no rank was late and how long one waited at most, where both are next to nothing."""
+    ranks, window_ns = analysis.skew.ranks, max((each.whole.window_ns or 0 for each in analysis.ranks), default=0)
+    late = any(each.times_last for each in ranks) or bool(analysis.skew.stragglers)
+    if late or not ranks or max(each.blame_ns for each in ranks) >= NO_DELAY * window_ns:
+        return []
+    most = max(ranks, key=lambda each: each.wait_ns)
+    if most.wait_ns >= NO_WAITING * window_ns:
+        return []
+    who = "recorded rank" if lacks_members(analysis) else "rank"
+    said = f"No {who} was late at any matched call; rank {most.rank} waited most, {ms(most.wait_ns)} ms"
+    return [f"{said} of {ms(window_ns)} ms: --all"]
 
 
 def in_flight_text(analysis: Analysis) -> list[str]:
@@ -112,9 +132,11 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     )
     found = ["Calls in flight at once are counted each: the sums exceed the time in communication."] if longer else []
     ranks = sorted(analysis.skew.ranks, key=lambda each: -each.blame_ns)[:MAX_DELAYING]
+    if analysis.run.has_device:
+        # Beside asynchronous calls it is not certain which leads are one: stragglers alone have the figure.
+        return [*found, *_once_on_devices(analysis.skew)]
     blame_ns, delayed_ns = sum(each.blame_ns for each in ranks), sum(each.delayed_ns or 0 for each in ranks)
-    # Beside devices' asynchronous calls it is not certain which leads are one: stragglers alone have the figure.
-    unknown = analysis.run.has_device or all(each.delayed_ns is None for each in ranks)
+    unknown = all(each.delayed_ns is None for each in ranks)
     if unknown or blame_ns <= REPEATED * delayed_ns:
         return found
     first, *others = sorted(ranks, key=lambda each: -(each.delayed_ns or 0))
@@ -122,6 +144,16 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     once = f"rank {first.rank} delayed others by {ms(first.delayed_ns or 0)} ms"
     once += "".join(f", rank {each.rank} by {ms(each.delayed_ns or 0)} ms" for each in others)
     return [*found, f"A lead that lasts over several calls counts at each. Counted once, {once}."]
+
+
+def _once_on_devices(skew: Skew) -> list[str]:
+    """Return what the delays of stragglers are where a lead that lasts over several calls counts once."""
+    of_calls = {each.rank: each.blame_ns for each in skew.ranks}
+    found = [each for each in skew.stragglers if of_calls.get(each.rank, 0) > REPEATED * each.blame_ns > 0]
+    if not found:
+        return []
+    once = ", ".join(f"rank {each.rank} delayed others by {ms(each.blame_ns)} ms" for each in found[:MAX_DELAYING])
+    return [f"A lead that lasts over several calls counts at each. Counted once, {once}."]
 
 
 def together_text(skew: Skew) -> list[str]:
@@ -307,6 +339,7 @@ def _cause(straggler: Straggler) -> str:
         words += f"; {ms(evidence.get('longer_op_ns'))} ms more than its peers in {short(evidence['longer_op'])}"
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
+        words += ", which no other rank has" if evidence.get("range_alone") else ""
     if straggler.since and (times := evidence.get("times_since")):
         words += f"{straggler.since} its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):

@@ -26,7 +26,10 @@ WORTH_DIVIDING: Final = 0.01
 what differs from step to step. A choice."""
 LEAST_SHOWN: Final = 0.0005
 """A smaller share of a part is 0.0 % as shown."""
-OR_RANKS: Final = {"ahead": " (or waiting)", "dependency": ", or for other ranks", "tail": " (or waiting)"}
+OR_RANKS: Final = {
+    "ahead": " (or waiting)", "dependency": ", or for other ranks", "host_waited": " (or waiting)",
+    "tail": " (or waiting)",
+}  # fmt: skip
 """What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
 SHARE_WITHIN: Final = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""

@@ -78,6 +78,11 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be measured; empty where it is identified."""
 
     @property
+    def of_bounds(self) -> float:
+        """What a step without communication is relieved of: the most that was measured, else what is assumed."""
+        return self.high if self.identified else self.slowdown
+
+    @property
     def explanation(self) -> str:
         """The sentence for the user where the slowdown is not identified."""
         return f"overlap slowdown could not be measured; assumed {self.slowdown:.3g}x: {self.reason}"

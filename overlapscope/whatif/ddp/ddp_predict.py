@@ -428,7 +428,7 @@ def _bounds(case: DdpCase, workload: Workload) -> Bounds:
     overlapped where possible; none overlapped."""
     settings, measured_ns = case.baseline, _measured_ns(case, case.baseline)
     if case.replay is not None and measured_ns is not None:
-        return case.replay.bounds(measured_ns)
+        return case.replay.bounds(measured_ns, 1.0 if case.slowdown_fit is None else case.slowdown_fit.of_bounds)
     job = ddp_job(workload, settings)
     moving = sum(each.alone_ns for each in job.transfers)
     first = job.programmes[min(job.programmes)]

@@ -13,7 +13,10 @@ from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.display import percent_text
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD, LinkTimes, determines_latency, link_times, transfer_curve
 from overlapscope.whatif.ddp.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
@@ -40,6 +43,8 @@ units and memory; a socket is limited by its link, and its threads need a core f
 LEAST_NOISE: Final = 0.01
 LEAST_TRANSFER: Final = 0.6
 """Smallest share of a recorded transfer that is transfer time, where it may include waiting for an unrecorded rank."""
+MOSTLY_MATCHED: Final = 0.5
+"""Where matched calls are less than this share of the time in calls, their waiting says little of the run."""
 WAITING: Final = 0.5
 """Where waiting is at least this share of the time in collectives, it is the main problem."""
 
@@ -166,7 +171,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None, graphs: Built
         seen = recorded_steps(run, cross_rank)
     except InputError as error:
         why = InputError(why_not_ddp(run) or str(error))
-        raise InputError(f"{_waiting_message(cross_rank)}{why}") from why
+        raise InputError(f"{_waiting_message(run, cross_rank)}{why}") from why
     device = any(each.has_device for each in run.ranks.values())
     transfers = {rank: _own_clock(rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen) for rank in seen.ranks}
@@ -323,13 +328,30 @@ def _notes(run: Run, seen: Recorded) -> list[str]:
     return found
 
 
-def _waiting_message(cross_rank: CrossRank) -> str:
-    """Return the start of a message where waiting dominates; else an empty text."""
+def _waiting_message(run: Run, cross_rank: CrossRank) -> str:
+    """Return the start of a message where waiting dominates; else an empty text.
+
+    It says nothing where most of the time is in calls without a match, nor of a pipeline, whose stages come to their
+    common calls one after the other, by the schedule.
+    """
     total = sum(each.collective_ns for each in cross_rank.waits.values())
     waited = sum(each.wait_ns for each in cross_rank.waits.values())
-    if not total or waited < WAITING * total:
+    called, of_stages = _in_calls(run)
+    if not total or waited < WAITING * total or total < MOSTLY_MATCHED * called or of_stages:
         return ""
     most = mostly_waited_for({rank: each.blame_ns for rank, each in cross_rank.waits.items()})
     left_out = cross_rank.pairs.matched or cross_rank.uneven or cross_rank.not_split
     mostly = "" if most is None or left_out else f", mostly for rank {most}"
     return f"waiting is {percent_text(waited / total)} of the time in its collectives{mostly}: {WAITS_FIRST}; also, "
+
+
+def _in_calls(run: Run) -> tuple[int, bool]:
+    """Return the time in ns in calls, over all ranks, and whether a pipeline makes some, or messages most of it."""
+    called, in_messages, of_stages = 0, 0, False
+    for each in run.ranks.values():
+        calls = each.collectives
+        took = np.where((calls.start_ns == NONE) | (calls.end_ns == NONE), 0, calls.end_ns - calls.start_ns)
+        called += int(took.sum())
+        in_messages += int(took[rows_named(calls.op, each.names, POINT_TO_POINT.__contains__)].sum())
+        of_stages |= bool(rows_named(calls.dimension, each.names, PIPELINE.__eq__).any())
+    return called, of_stages or in_messages > called / 2

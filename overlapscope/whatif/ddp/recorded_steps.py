@@ -177,7 +177,8 @@ def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints,
     if not known.any():
         raise no_buckets(
             run,
-            f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}"
+            f"it holds no gradients with sizes, which are needed to compute buckets"
+            f"{', though it records shapes' if has_shapes(run) else ''}; {HOW}"
             + ("" if has_shapes(run) else ", or let torch's profiler record shapes (record_shapes=True)"),
         )
     steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()

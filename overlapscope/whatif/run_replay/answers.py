@@ -18,7 +18,14 @@ from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.replay.graph import CallShape
 from overlapscope.whatif.result import Bounds, Scenario
-from overlapscope.whatif.run_replay.transfers import CallTimes, moving, relieved, retimed, transfer_times
+from overlapscope.whatif.run_replay.transfers import (
+    CallTimes,
+    computing_share,
+    moving,
+    relieved,
+    retimed,
+    transfer_times,
+)
 
 EXPOSED_MATTERS: Final = 0.01
 """Less exposed communication, as a share of the step, needs no explanation."""
@@ -82,13 +89,19 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the recorded times in ns of the calls of each shape."""
         return transfer_times(self.job, self.ranks)
 
-    def bounds(self, step_ns: float) -> Bounds:
-        """Return the bounds of a step that took `step_ns`."""
-        found = self.limits
+    def bounds(self, step_ns: float, slowdown: float) -> Bounds:
+        """Return the bounds of a step that took `step_ns`.
+
+        Without communication no compute is slowed by transfers beside it, which make it take `slowdown` times as long;
+        and no step is shorter than what the busiest stream computes in it.
+        """
+        found, alone = self.limits, relieved(self.ranks, without_communication, slowdown)
+        no_comm = max(min(self.job.share(alone), found.no_comm), computing_share(self.job, alone))
         return Bounds(
-            no_comm_ns=round(step_ns * found.no_comm), perfect_overlap_ns=round(step_ns * found.perfect_overlap),
+            no_comm_ns=round(step_ns * no_comm),
+            perfect_overlap_ns=round(step_ns * max(found.perfect_overlap, no_comm)),
             no_overlap_ns=round(step_ns * found.no_overlap),
-        )  # fmt: skip
+        )
 
     def of_transfers(
         self, took: CallTimes, others: Mapping[str, Sequence[CallTimes]], *, least_transfer: float, slowdown: float
@@ -98,13 +111,10 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         `least_transfer` is the smallest share of a recorded transfer that is transfer time. `slowdown` is how many
         times as long compute takes beside a transfer: it may run faster, or slower, as transfers change.
         """
-        partial = least_transfer < 1
-        change = retimed(self.ranks, took, is_partial=partial)
-        found = {
-            name: [retimed(self.ranks, each, is_partial=partial) for each in times] for name, times in others.items()
-        }
-        if partial:
-            found["transfer_time"] = [retimed(self.ranks, took, transfer_share=least_transfer, is_partial=True)]
+        change = retimed(self.ranks, took)
+        found = {name: [retimed(self.ranks, each) for each in times] for name, times in others.items()}
+        if least_transfer < 1:
+            found["transfer_time"] = [retimed(self.ranks, took, transfer_share=least_transfer)]
         if slowdown > 1:
             found["interference"] = [relieved(self.ranks, change, slowdown)]
         return self._answer(change, found)

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.job_replay import JobReplay, MakeChange
+from overlapscope.analysis.graph.job_replay import JobReplay, MakeChange, StepRun
 from overlapscope.analysis.graph.model import TRANSFER, Graph, RankPart
 from overlapscope.analysis.graph.replay import run_edges
 from overlapscope.analysis.graph.scenarios import Change
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.replay.graph import P2P, CallShape
 
@@ -18,34 +19,57 @@ CallTimes = Callable[[CallShape, Floats], Floats]
 """New times in ns of calls of one shape, for their recorded ones."""
 
 
-def retimed(
-    ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_share: float = 1.0, is_partial: bool = False
-) -> MakeChange:
+def retimed(ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_share: float = 1.0) -> MakeChange:
     """Return the change in which transfers take other times; waits between ranks stay.
 
-    `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded. Of
-    a job that is recorded in part (`is_partial`) a message moves data for at most as long as the second-shortest one of
-    its size took, and waits for its peer for the rest.
+    `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded. A
+    message without its other end moves data for at most as long as the second-shortest such one of its size took, and
+    waits for its peer for the rest.
     """
 
     def changed(graph: Graph) -> Change:
         lag = graph.edges.lag_ns.copy()
+        joined = np.zeros(graph.num_nodes, np.bool_)
+        joined[graph.edges.node[graph.edges.kind == TRANSFER]] = True
         for part in graph.ranks:
             for shape, edges in _edges_by_shape(graph, part, ranks[part.rank]):
                 old = lag[edges].astype(np.float64)
-                moved = transfer_share * (_moved(shape, old) if is_partial else old)
+                moved = transfer_share * _moved(shape, old, ~joined[graph.edges.node[edges]])
                 lag[edges] = np.rint(old - moved + took(shape, moved)).astype(np.int64)
         return replace(Change.none(graph), lag_ns=lag)
 
     return changed
 
 
-def _moved(shape: CallShape, took_ns: Floats) -> Floats:
-    """Return how long calls of one shape move data at most: all of it but for messages of a known size."""
-    if shape.op != "message" or not shape.bytes or took_ns.size < 2:
+def _moved(shape: CallShape, took_ns: Floats, alone: Flags) -> Floats:
+    """Return how long calls of one shape move data at most: all of it but for messages that are `alone`, without their
+    other end."""
+    if shape.op != "message" or np.count_nonzero(alone) < 2:
         return took_ns
-    moved: Floats = np.minimum(took_ns, np.partition(took_ns, 1)[1])
-    return moved
+    return np.where(alone, np.minimum(took_ns, np.partition(took_ns[alone], 1)[1]), took_ns)
+
+
+def computing_share(job: JobReplay, change: MakeChange) -> float:
+    """Return what the stream that computes most in its rank's steps computes under a change, relative to what the steps
+    took."""
+    made = {id(graph): change(graph).lag_ns for graph in job.graphs}
+    most = sum(_most_computed(run, made[id(run.graph)]) for run in job.runs)
+    return min(most / job.recorded_ns, 1.0)
+
+
+def _most_computed(run: StepRun, lag_ns: Ints) -> int:
+    """Return how long the stream computes that computes most in the window of its rank, with these lags of edges."""
+    graph, time, most = run.graph, run.graph.nodes.time_ns, 0
+    first, last = (graph.part_index(nodes) for nodes in (run.window.start, run.window.end))
+    for at, part in enumerate(graph.ranks):
+        starts, ends = time[run.window.start[first == at]], time[run.window.end[last == at]]
+        if not starts.size or not ends.size or not part.spans:
+            continue
+        inside = (time[part.starts()] >= starts.min()) & (time[part.ends()] <= ends.max())
+        rows = np.flatnonzero(inside & (part.span_kind == COMPUTE))
+        took = sum_by(part.span_lane[rows], lag_ns[run_edges(graph, part)[rows]], int(part.span_lane.max()) + 1)
+        most = max(most, int(took.max()))
+    return most
 
 
 def relieved(ranks: Mapping[int, RankTimeline], change: MakeChange, slowdown: float) -> MakeChange:

@@ -18,6 +18,8 @@ from overlapscope.whatif.step_graph.graph_changes import GraphChange, in_16_bits
 
 DEPTHS: Final = (0, 1, 2)
 """Prefetch depths to replay: modules ahead."""
+IN_BOTH: Final[Mapping[str, int]] = {"forward_prefetch": 1, "backward_prefetch": 1}
+"""The next module in both passes."""
 GROUPS: Final = (2,)
 """Numbers of modules to gather together."""
 DEFERRED: Final = 0.01
@@ -99,6 +101,14 @@ def _prefetches(graph: Graph, seen: Gathers) -> tuple[list[GraphChange], list[st
         for depth in DEPTHS
         if len(gathers) > depth + 1
     ]
+    if min(len(seen.forward), len(seen.backward)) > 2:
+        found.append(
+            GraphChange(
+                knobs=dict(IN_BOTH),
+                change=lambda one, _: prefetched(prefetched(one, "forward", 1), "backward", 1),
+                memory_bytes=largest,
+            )
+        )
     return found, []
 
 

@@ -12,7 +12,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
-from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import ALONE, LEAST_CALLS, SPREAD, determines_latency, fit_line
@@ -29,7 +29,7 @@ from overlapscope.whatif.parallelism import Parallelism, parallelism_of
 from overlapscope.whatif.replay.graph import Call, CallShape, Graph
 from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
 from overlapscope.whatif.step_graph.graph_changes import HOST_SHARE, LATENCY, same_launch_order
-from overlapscope.whatif.step_graph.recorded_graph import RecordedGraphs, recorded_graphs
+from overlapscope.whatif.step_graph.recorded_graph import UNPAIRED, RecordedGraphs, recorded_graphs
 
 Calls = Sequence[tuple[CallShape, Floats]]
 """Shapes of calls, and the times in ns of the calls of each."""
@@ -114,6 +114,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         notes.insert(0, f"{partial}: transfers may include waiting for others")
     notes += _notes_on_steps(steps_ns.size, replay, of_calls=found is not None)
     notes += [OLDER] if asked == NO_HOST_EVENTS else []
+    unmatched = missing > 0 or len(run.ranks) < 2 or _mostly_unmatched(run, cross_rank)
     device = any(each.has_device for each in run.ranks.values())
     moving = {rank: _of(replay).moving(rank) for rank in run.ranks} if found is None else found.moving
     slowdown = _slowdown_fit(run, moving, device=device)
@@ -125,8 +126,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         assumptions=tuple(
             _assumptions(
                 _of(replay).transfer_times() if found is None else _calls_of(found.graphs), device=device,
-                is_partial=missing > 0 or len(run.ranks) < 2, graphs=found.graphs if found else (),
-                slowdown=slowdown,
+                is_partial=unmatched, graphs=found.graphs if found else (), slowdown=slowdown,
             )
         ),
         noise=FEW_NOISE if few else max(SPREAD * 1.2533 * spread / steps_ns.size**0.5, LEAST_NOISE),
@@ -138,6 +138,12 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         replay=replay,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )  # fmt: skip
+
+
+def _mostly_unmatched(run: Run, cross_rank: CrossRank) -> bool:
+    """Return whether so many calls have no match that their times may hold waiting for other ranks."""
+    total = sum(size(each.collectives) for each in run.ranks.values())
+    return cross_rank.matching.unmatched + cross_rank.pairs.unmatched > UNPAIRED * total
 
 
 def _notes_on_steps(steps: int, replay: RunReplay | None, *, of_calls: bool) -> list[str]:
@@ -218,7 +224,7 @@ def _assumptions(
     low, value, high, how = _latency_us(calls, device=device, is_partial=is_partial)
     found.append(Assumption(name=LATENCY, value=value, low=low, high=high, known_from=how))
     if is_partial:
-        how = "may include waiting for ranks that were not recorded"
+        how = "may include waiting for ranks that were not recorded, or whose calls were not matched"
         found.append(Assumption(name="transfer_time", value=1.0, low=LEAST_TRANSFER, high=1.0, known_from=how))
     return found
 

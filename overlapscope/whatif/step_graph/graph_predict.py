@@ -436,7 +436,7 @@ def _waits(case: GraphCase) -> bool:
 def bounds_of_case(case: GraphCase) -> Bounds:
     """Return the step bounds of a case: by the dependency graph where there is one, else by its steps."""
     if case.replay is not None:
-        return case.replay.bounds(case.measured_ns)
+        return case.replay.bounds(case.measured_ns, case.slowdown_fit.of_bounds)
     bounds = loose_bounds_of if case.abstains else bounds_of
     return around(bounds(case.middle, case.measured_ns / case.middle.measured_ns), case.measured_ns)
 

@@ -56,6 +56,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     kind: int = PUSH_POP
     domain: int = 0
     blob: bytes | None = None
+    json: str | None = None
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
         if self.ranges:
             text = "text TEXT" if self.version == "old" else "text TEXT, textId INTEGER"
             blob = ", binaryData BLOB" if self.schemas else ""
+            blob += ", jsonTextId INTEGER, jsonText TEXT" if self._as_json else ""
             db.execute(
                 "CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, "
                 f"globalTid INTEGER, domainId INTEGER, {text}{blob})"
@@ -139,7 +141,11 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
                 said.append(None if inline else code(each_range.text))
             thread = global_pid(each_range.pid) | each_range.tid
             row = [each_range.start, each_range.end, each_range.kind, thread, each_range.domain, *said]
-            self._insert(db, "NVTX_EVENTS", [*row, *([each_range.blob] if self.schemas else [])])
+            row += [each_range.blob] if self.schemas else []
+            if self._as_json:  # as with names, the text itself or the id of a registered string
+                text = each_range.json
+                row += [None, text] if inline or text is None else [code(text), None]
+            self._insert(db, "NVTX_EVENTS", row)
         if self.schemas:
             db.execute("CREATE TABLE NVTX_PAYLOAD_SCHEMAS (domainId INTEGER, schemaId INTEGER, payloadSize INTEGER)")
             db.execute(
@@ -170,6 +176,10 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
             self._insert(db, "META_DATA_EXPORT", list(fact))
         for text, number in strings.items():
             self._insert(db, "StringIds", [number, text])
+
+    @property
+    def _as_json(self) -> bool:
+        return any(each.json is not None for each in self.ranges)
 
     def _place(self, each: Kernel | Copy) -> list[int]:
         process = [] if self.version == "bare" else [global_pid(each.pid)]

@@ -543,6 +543,22 @@ def test_kernels_that_a_transfer_slows_give_a_trial_of_fewer_channels() -> None:
     assert "fewer_channels" not in fired(slowed(1.0))
 
 
+@pytest.mark.parametrize(("blocks", "share"), [((32, 32), 1), ((32, 16), 1 / 2), ((32, 8, 8), 1 / 3)])
+def test_calls_that_have_no_more_channels_than_are_tried_gain_nothing(blocks: tuple[int, ...], share: float) -> None:
+    """The grids of the kernels of calls say how many each one has: half of the most are tried."""
+    run = slowed(1.4)
+    in_turn = np.resize(blocks, run.ranks[0].collectives.op.size)
+    ranks = {
+        rank: replace(each, spans=replace(each.spans, blocks=np.append(in_turn, each.spans.blocks[in_turn.size :])))
+        for rank, each in run.ranks.items()
+    }
+    found, all_of_it = fired(replace(run, ranks=ranks))["fewer_channels"], fired(run)["fewer_channels"]
+    assert found.evidence["channels"] == 32
+    assert "try 16 channels (now 32)" in found.title
+    assert found.gain_high_ns == pytest.approx(share * (all_of_it.gain_high_ns or 0), rel=0.1)
+    assert ("such compute is beside calls with more" in found.title) is (share < 1)
+
+
 # --- copies ---------------------------------------------------------------------------------------------------------
 
 
@@ -770,7 +786,7 @@ def test_the_largest_loss_stands_first_whatever_is_known_of_its_gain() -> None:
         one("large", 70, 20),
         one("largest", 80),
     ]
-    order = ["largest", "large", "large_and_gains_less", "small", "no_figure", "keeps", "loses_bits"]
+    order = ["largest", "large", "large_and_gains_less", "loses_bits", "small", "no_figure", "keeps"]
     assert [each.id for each in ranked(found)] == order
     whole = [one("of_six_steps", 120, per="recording"), one("of_a_step", 30)]
     assert [each.id for each in ranked(whole, steps=6)] == ["of_a_step", "of_six_steps"]

@@ -161,3 +161,20 @@ def test_copies_out_of_buckets_are_found_by_the_operation_around_their_innermost
     assert list(found.apply) == ["ddp"]
     assert found.loss_ns == (30 + 20) * US, "from 630 to 650 the device idles"
     assert found.gain_high_ns == (30 + 20) * US
+
+
+def test_copies_of_deepspeed_are_given_its_own_settings() -> None:
+    run = gathering(("all_gather", "forward", "float32"), ("all_gather", "backward", "float32"))
+    ranks = {
+        rank: replace(each, names=tuple(
+            "fsdp::split_with_sizes_copy" if name == "aten::mm"
+            else "PartitionedParameterCoordinator.wait" if name.startswith("FSDP::") else name
+            for name in each.names
+        ))
+        for rank, each in run.ranks.items()
+    }  # fmt: skip
+    found = copies(replace(run, ranks=ranks))
+    assert found is not None
+    assert found.title.startswith("copies around gathers and reductions take ")
+    assert set(found.apply) == {"deepspeed"}
+    assert "stage3_max_live_parameters" in found.apply["deepspeed"]

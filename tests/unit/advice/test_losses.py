@@ -55,8 +55,8 @@ def repeated(*step: Operation) -> list[Operation]:
 
 def test_pauses_and_the_rate_of_launches_are_told_apart() -> None:
     rate = advised(*repeated(Work(50 * US), Launch(0, 10 * US)))["launch_bound"]
-    pauses = advised(*repeated(Work(3_000 * US), Launch(0, 500 * US)))["launch_bound"]
-    assert (rate.evidence["pauses_ns"], pauses.evidence["launch_rate_ns"]) == (0, pytest.approx(4 * US * STEPS))
+    pauses = advised(Work(3_000 * US), Launch(0, 500 * US))["launch_bound"]
+    assert (rate.evidence["pauses_ns"], pauses.evidence["launch_rate_ns"]) == (0, pytest.approx(4 * US))
     assert "one after the other" in rate.title
     assert "host" not in rate.apply, "cores are no matter of the rate"
     assert "in pauses of the host" in pauses.title
@@ -227,10 +227,8 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     twice = always(*COMPUTED, pair[0], msgspec.structs.replace(pair[1], start=501, end=600))
     assert fired(twice)["tensor_parallel"].loss_ns == 298 * US, "a rank in both groups"
     groups = tuple(Group(name=name, size=1, ranks=(rank,)) for rank, name in enumerate("gh"))
-    ranks = {
-        rank: always(*COMPUTED, each).ranks[rank]
-        for rank, each in enumerate([pair[0], msgspec.structs.replace(pair[1], start=501, end=600)])
-    }
+    half = msgspec.structs.replace(pair[1], start=501, end=600, size_bytes=1 << 19)
+    ranks = {rank: always(*COMPUTED, each).ranks[rank] for rank, each in enumerate([pair[0], half])}
     apart = msgspec.structs.replace(twice, groups=groups, ranks=ranks)
     assert fired(apart)["tensor_parallel"].loss_ns == pytest.approx((199 + 99) / 2 * US), "a rank in one of them"
     gathers = always(*COMPUTED, msgspec.structs.replace(call, op="all_gather"))
@@ -533,11 +531,12 @@ def test_launches_that_are_late_because_the_host_had_waited_are_laid_to_the_wait
     with_it, without = (
         simulate({0: [Launch(0, 100 * US), *each]}).length_ns for each in (path, repeated(kernel, *small))
     )
-    first, second, *_ = advised_by_replay(path).values()
-    assert (first.id, second.id) == ("blocking_calls", "launch_bound")
-    assert "blocking_calls" not in advised(*path)
-    assert first.gain_high_ns == first.loss_ns == pytest.approx(with_it - without, rel=0.02)
-    assert list(first.evidence["waited_in_ns"]) == ["cudaDeviceSynchronize"]
+    (first,) = advised_by_replay(path).values()
+    assert first.id == "blocking_calls"
+    assert advised(*path).keys() == {"blocking_calls"}, "all of them took the host's lead together"
+    assert first.gain_high_ns == pytest.approx(with_it - without, rel=0.02)
+    assert first.loss_ns == pytest.approx(with_it - without, rel=0.03)
+    assert "cudaDeviceSynchronize" in first.title
 
 
 def test_waiting_calls_are_not_blamed_where_the_host_would_be_as_late_without_them() -> None:
@@ -547,10 +546,10 @@ def test_waiting_calls_are_not_blamed_where_the_host_would_be_as_late_without_th
 
 
 def test_the_bound_of_launches_is_a_host_that_takes_no_time() -> None:
-    found = replayed(repeated(Work(3_000 * US), Launch(0, 500 * US)))
+    found = replayed(repeated(Work(2_900 * US), Launch(0, 500 * US)))
     taken, instant = (
         simulate({0: [Launch(0, 100 * US), *repeated(Work(work), Launch(0, 500 * US))]}).length_ns
-        for work in (3_000 * US, 0)
+        for work in (2_900 * US, 0)
     )
     assert found.id == "launch_bound"
     assert found.gain_high_ns == pytest.approx(taken - instant, rel=0.02)

@@ -1,10 +1,10 @@
 """Gradients are to be scattered during backward, and parameters gathered beside the next forward, where an optimizer
-between the two leaves both exposed."""
+between the two leaves both, or the latter, exposed."""
 
 import pytest
 
 from overlapscope.timeline.run import Run
-from tests.support.step_cases import US, Kernel, Sent, made
+from tests.support.step_cases import STEPS, US, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 MIB = 1 << 20
@@ -35,7 +35,7 @@ def test_calls_around_the_optimizer_are_to_be_overlapped(dimension: str | None) 
     "other",
     [
         {"before": "all_gather", "after": "reduce_scatter"}, {"before": "all_reduce"}, {"optimizer": False},
-        {"overlapped": 50}, {"dimension": "tensor"}, {"size_bytes": 4096}, {"group": "h"},
+        {"dimension": "tensor"}, {"size_bytes": 4096}, {"group": "h"},
     ],
     ids=str,
 )  # fmt: skip
@@ -58,3 +58,36 @@ def test_gradients_that_backward_waits_for_are_to_be_waited_for_once() -> None:
     found = fired(made(step))["sharded_optimizer"]
     assert found.gain_high_ns == (40 + 50) * US, "compute between the reductions, and the gather"
     assert found.title.startswith("Wait once for gradients, before the optimizer, and gather")
+
+
+FIRST_OF_BACKWARD = Sent(start=40, end=45, op="reduce_scatter", phase="backward", size_bytes=4096)
+
+
+@pytest.mark.parametrize(("more", "gain_us"), [([], 100), ([FIRST_OF_BACKWARD], 40)])
+def test_where_gradients_are_overlapped_parameters_are_to_be_gathered_beside_forward_as_far_as_it_lasts(
+    more: list[Sent], gain_us: int
+) -> None:
+    def step(number: int) -> list[Kernel | Sent]:
+        reduce = Sent(start=550, end=700, launch=10, op="reduce_scatter", size_bytes=700 * MIB)
+        gather = Sent(start=750, end=850, launch=12, op="all_gather", size_bytes=700 * MIB)
+        last = number == STEPS - 1  # the next step would gather
+        return [Kernel(start=0, end=600), *more, reduce, Kernel(start=700, end=750, launch=11), *[gather] * (not last),
+                Kernel(start=850, end=990, launch=13)]  # fmt: skip
+
+    found = fired(made(step))["sharded_optimizer"]
+    assert found.title.startswith("Gather parameters beside the next forward: all_gather between the optimizer and")
+    assert found.gain_high_ns == gain_us * US
+    assert found.evidence["gather_ns"] == 100 * US, "of steps that gather"
+    assert set(found.apply) == {"torch"}
+
+
+def test_gathers_that_are_overlapped_in_part_are_left_alone() -> None:
+    run = made(
+        lambda _: [
+            Kernel(start=0, end=600), Sent(start=500, end=700, launch=10, op="reduce_scatter", size_bytes=700 * MIB),
+            Kernel(start=700, end=760, launch=11),
+            Sent(start=750, end=850, launch=12, op="all_gather", size_bytes=700 * MIB),
+            Kernel(start=850, end=990, launch=13),
+        ]
+    )  # fmt: skip
+    assert "sharded_optimizer" not in fired(run)

@@ -1,6 +1,8 @@
 """Ranks that compute longer in turn, one in each step: what is said of them, and what of one that always does."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.advice.slower_in_turn import _always, _OfStep, slower_in_turn
+from overlapscope.advice.slower_in_turn import UNSEEN, _always, _longer_ns, _OfStep, slower_in_turn
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
@@ -23,24 +25,27 @@ IN_TURN = (0, 2, 1, 2, 0, 1)
 
 def job(
     slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS,
-    ranks: int = RANKS, later: int = 0,
+    ranks: int = RANKS, later: int = 0, longer_kernels: int = KERNELS,
 ) -> Run:  # fmt: skip
     """Return a job whose ranks compute a few kernels, then meet in an all-reduce of `sent_ns`; in each step one of them
-    takes longer, with `more` kernels, or kernels of so many times as many blocks. The last rank records so many steps
-    `later`."""
-    work: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
+    takes longer, with `more` kernels, or kernels of so many times as many blocks; of KERNELS so many take longer. The
+    last rank records so many steps `later`."""
+    work: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(ranks)}
     sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
     for step, slow in enumerate(slow_in):
         begin, arrived = step * STEP_NS, []
         for rank, own in work.items():
             number, factor, blocks = (KERNELS + more, longer, 128 * larger) if rank == slow else (KERNELS, 1.0, 128)
-            taken = round(USUAL_NS * factor)
+            lasts = [
+                round(USUAL_NS * (factor if at < longer_kernels or at >= KERNELS else 1.0)) for at in range(number)
+            ]
+            starts = (begin + np.cumsum([0, *lasts])).tolist()
             own += [
-                {"kind": COMPUTE, "start_ns": begin + at * taken, "end_ns": begin + (at + 1) * taken, "step": step,
-                 "launch_ns": begin + at * taken, "blocks": blocks}
-                for at in range(number)
+                {"kind": COMPUTE, "start_ns": start, "end_ns": end, "step": step, "launch_ns": start, "blocks": blocks,
+                 "name": "gemm" if at < longer_kernels else "product"}
+                for at, (start, end) in enumerate(pairwise(starts))
             ]  # fmt: skip
-            arrived.append(begin + number * taken)
+            arrived.append(starts[-1])
         for rank, calls in sent.items():
             begun = arrived[rank]
             times = {"start_ns": begun, "end_ns": max(arrived) + sent_ns, "launch_ns": begun}
@@ -54,7 +59,7 @@ def job(
             rank: rank_timeline(
                 rank,
                 calls=[{**call, **each} for each in sent[rank]],
-                work=[{**each, "name": "gemm"} for each in own],
+                work=own,
                 steps=steps[later if rank == ranks - 1 else 0 :],
                 recordings=[{"start_ns": 0, "end_ns": len(slow_in) * STEP_NS}],
             )
@@ -93,6 +98,40 @@ def test_ranks_that_have_more_work_in_turn_are_not_called_slower(run: Run) -> No
     assert "batches" in found.apply["look"]
 
 
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        (
+            KERNELS,
+            "Find why devices are slower in turn: one rank does the same work slower than its peers in each step",
+        ),
+        (3, "Find why ranks compute longer in turn: one rank computes longer than its peers in each step"),
+        (1, "Even out batches: one rank computes longer than its peers in each step"),
+    ],
+)
+def test_a_device_is_slower_where_kernels_of_all_kinds_are_and_has_more_work_where_few_are(of: int, says: str) -> None:
+    """Attention takes longer on longer documents, on grids of the same size; products do not."""
+    found = named(job(IN_TURN, longer=1.2, longer_kernels=of, sent_ns=11 * MS), "uneven_steps")
+    assert found is not None
+    assert found.title.startswith(says)
+    # Batches that are evened out leave each of three ranks a third of it.
+    share = 2 / 3 if says.startswith("Even out") else 1
+    assert found.gain_high_ns == pytest.approx(share * 0.2 * of * USUAL_NS, rel=0.01)
+    said = found.title.endswith(f"; even batches save at most {2 / 3 * 0.2 * of * USUAL_NS / MS:.3g} ms")
+    assert said is says.startswith("Find why ranks")
+
+
+def test_what_peers_compute_longer_beside_their_waits_counts_for_the_bound() -> None:
+    """The late rank computes 10 ms longer; its peers' compute is slowed by 4 ms, while they wait for it."""
+    of = {
+        0: _OfStep(STEP_NS, 50 * MS, 0),
+        1: _OfStep(STEP_NS, 40 * MS, 0, 4 * MS),
+        2: _OfStep(STEP_NS, 40 * MS, 0, 4 * MS),
+    }
+    assert _longer_ns(of, 0, same_work=None) == 14 * MS
+    assert _longer_ns(of, 0, same_work=False) == pytest.approx(14 * MS * 2 / 3)
+
+
 def test_many_steps_are_counted() -> None:
     found = late(job(IN_TURN * 2))
     assert found is not None
@@ -124,8 +163,13 @@ def test_where_transfers_take_most_uneven_steps_stand_alone(larger: int, title: 
     assert found is not None
     assert found.title.startswith(title)
     assert "(ranks 0, 2, 1, 2, 0, 1 in steps 0, 1, 2, 3, 4, 5)" in found.title
-    assert (found.gain_high_ns, found.per) == (pytest.approx(0.05 * KERNELS * USUAL_NS), "step")
+    share = 2 / 3 if look == "torch" else 1
+    assert (found.gain_high_ns, found.per) == (pytest.approx(share * 0.05 * KERNELS * USUAL_NS), "step")
     assert look in found.apply
+    assert UNSEEN not in found.assumed
+    of_more = named(replace(run, world_size=8), "uneven_steps")
+    assert of_more is not None
+    assert UNSEEN in of_more.assumed
 
 
 def test_where_grids_are_not_known_neither_batches_nor_devices_are_blamed() -> None:

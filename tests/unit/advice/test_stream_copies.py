@@ -52,7 +52,7 @@ def test_they_are_named_beside_communication_too_and_that_it_is_counted_there(
     found = fired(copying(Sent(start=500, end=until)))["copies_on_compute_stream"]
     assert (found.loss_ns, found.gain_high_ns) == (100 * US, 100 * US)
     assert found.evidence["beside_communication_ns"] == beside_us * US
-    assert ("is exposed communication, too" in found.title) == said
+    assert ("of it is exposed, too)" in found.title) == said
     assert found.title.endswith(")") == said
 
 
@@ -121,7 +121,10 @@ def test_copies_count_in_the_step_that_launched_them_where_they_ran_before_its_w
     given = RuleInput.of(run, analyze(run, together), together)
     begin, end = EPOCH_NS + 150 * US, EPOCH_NS + 150 * US + STEPS * STEP * US
     windows = tuple((at, at + STEP * US) for at in range(begin, end, STEP * US))
-    found = copies_on_compute_stream(replace(given, windows=dict.fromkeys(run.ranks, windows)))
+    every = {"windows": windows, "numbers": tuple(range(STEPS))}
+    found = copies_on_compute_stream(
+        replace(given, **{name: dict.fromkeys(run.ranks, of) for name, of in every.items()})
+    )
     assert found is not None
     assert found.loss_ns == 100 * US  # of which the windows hold 5 of 6
 

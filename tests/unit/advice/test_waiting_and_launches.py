@@ -12,7 +12,6 @@ from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.blocked_host import instead_of
 from overlapscope.advice.losses.host_time import worth_naming
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import CriticalPath, Link, StepPath
 from overlapscope.analysis.result import Recommendation, ShownBy
@@ -94,13 +93,21 @@ def repeated(*step: Operation) -> list[Operation]:
     return [Launch(0, 100 * US), *[each for _ in range(STEPS) for each in step]]
 
 
+def by_finding(run: Run, *, named: bool) -> dict[str, Recommendation]:
+    """Return what is recommended with, or without, the finding that names the pauses of hosts."""
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    said = [each for each in analysis.findings if named or each.id != "host_pauses"]
+    return {each.id: each for each in by_rules(run, replace(analysis, findings=said), together)}
+
+
 def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     slow = fired(simulate({0: repeated(Work(1_000 * US), Launch(0, 300 * US))}).run)["launch_bound"]
     assert slow.title.startswith("Launch-bound")
     assert "between calls 0.2 ms or more apart" in slow.title
     assert "reduce-overhead" in slow.apply["torch"]
     assert slow.evidence["long_pauses_ns"] == 0
-    paused = fired(simulate({0: repeated(Work(4_000 * US), Launch(0, 300 * US))}).run)["launch_bound"]
+    paused = by_finding(simulate({0: repeated(Work(4_000 * US), Launch(0, 300 * US))}).run, named=False)["launch_bound"]
     assert paused.title.startswith("Pauses of the host: ")
     assert list(paused.apply) == ["host"], "no graph shortens a pause"
     assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
@@ -108,14 +115,10 @@ def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
 
 def test_pauses_that_are_a_finding_are_not_said_again_as_launches() -> None:
     run = simulate({0: repeated(Work(4_000 * US), Launch(0, 300 * US))}).run
-    together = match_and_align(run)
-    analysis = analyze(run, together)
-    finding = Finding(id="host_pauses", severity="warning", title="", evidence={"ranks": [0]}, known_from="trace")
-    others = [each for each in analysis.findings if each.id != "host_pauses"]
-    without = by_rules(run, replace(analysis, findings=others), together)
-    assert "launch_bound" in {each.id for each in without}
-    found = by_rules(run, replace(analysis, findings=[*others, finding]), together)
-    assert "launch_bound" not in {each.id for each in found}
+    assert "launch_bound" in by_finding(run, named=False)
+    found = by_finding(run, named=True)
+    assert "host_pauses" in found
+    assert "launch_bound" not in found
 
 
 def test_a_rank_that_has_most_of_the_idle_time_is_named_with_its_own() -> None:
@@ -216,7 +219,10 @@ def test_the_copy_that_is_waited_for_and_the_launch_after_it_decide_what_to_writ
 def test_what_launches_show_is_not_shown_again_for_waits() -> None:
     kernel, small = Launch(0, 2_000 * US), [Work(40 * US), Launch(0, 5 * US)] * 20
     many = [each for at in range(20) for each in (*small[2 * at : 2 * at + 2], Sync())]
-    assert ahead(repeated(kernel, Sync(), *many), None).shown_by is None
+    found = fired(simulate({0: repeated(kernel, Sync(), *many)}).run)
+    shown = {(each.shown_by.rank, each.shown_by.start_ns): each.id for each in found.values() if each.shown_by}
+    assert sorted(shown.values()) == sorted(each.id for each in found.values() if each.shown_by)
+    assert shown
 
 
 def test_a_server_is_to_schedule_ahead_of_its_tokens() -> None:

@@ -8,7 +8,7 @@ import pytest
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.reader import ReadContext
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
+from overlapscope.timeline.run import SHAPES, UNKNOWN_RANK, RankTimeline
 from tests.support.writers.kineto import (
     COMM_STREAM,
     MS,
@@ -81,3 +81,13 @@ def test_no_rank_is_its_own_peer(tmp_path: Path) -> None:
 )
 def test_a_name_with_the_recorded_process_names_the_host(tmp_path: Path, name: str, host: str | None) -> None:
     assert read(tmp_path, training(), name).recorded.get("host") == host
+
+
+@pytest.mark.parametrize(("stated", "kept"), [({"record_shapes": 1}, True), ({"record_shapes": 0}, None), ({}, None)])
+def test_whether_shapes_were_recorded_is_kept_as_stated(
+    tmp_path: Path, stated: dict[str, int], kept: bool | None
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(write(CROSSED, metadata=distributed(0, 64) | stated))
+    (timeline,) = kineto.READER.read(path, ReadContext()).timelines
+    assert timeline.recorded.get(SHAPES) is kept

@@ -347,6 +347,25 @@ def test_normalized_times_are_not_shifted_again(tmp_path: Path) -> None:
     assert only(path).spans.start_ns.tolist() == [EPOCH_NS + 5]
 
 
+NO_PAYLOADS = {"EXPORT_PARAM_INCLUDE_BLOBS": "false", "EXPORT_PARAM_INCLUDE_JSON": "false"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kernel", "said"),
+    [
+        (NO_PAYLOADS, ALL_REDUCE, True),
+        (NO_PAYLOADS, GEMM, False),
+        (NO_PAYLOADS | {"EXPORT_PARAM_INCLUDE_JSON": "true"}, ALL_REDUCE, False),
+        ({}, ALL_REDUCE, False),
+    ],
+)
+def test_an_export_without_what_nccl_said_of_its_calls_says_how_to_export_it(
+    tmp_path: Path, metadata: dict[str, str], kernel: str, *, said: bool
+) -> None:
+    path = export(tmp_path, kernels=[Kernel(name=kernel, start=5, end=9)], metadata=metadata)
+    assert any("--include-blobs=true" in each for each in read(path).source.warnings) == said
+
+
 def test_an_export_without_device_work_says_how_to_record_it(tmp_path: Path) -> None:
     path = export(tmp_path, ranges=SMALL["ranges"])
     assert find_reader(read_head(path)) is nsight.READER
@@ -802,6 +821,7 @@ def test_peers_of_a_job_are_its_ranks_where_both_ends_of_messages_agree(tmp_path
         ).write(tmp_path / f"job.{rank}.sqlite")  # fmt: skip
     run = read_inputs([tmp_path])
     assert {rank: each.collectives.peer.tolist() for rank, each in run.ranks.items()} == {0: [4], 4: [0]}
+    assert [(group.name, group.ranks) for group in run.groups] == [("0xabcd", (0, 4))]
     alone = read_inputs([tmp_path / "job.1.sqlite"])
     assert alone.ranks[4].collectives.peer.tolist() == [NONE], "the other member was not recorded"
 

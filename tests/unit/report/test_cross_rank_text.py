@@ -72,6 +72,30 @@ def test_what_the_wait_times_leave_out_is_said(uneven: int, pairs: int, words: s
     assert "wait times" not in without, "there are none"
 
 
+@pytest.mark.parametrize(
+    ("wait", "blame", "late", "table"),
+    [
+        pytest.param(0.004, 0.0005, 0, False, id="next to nothing"),
+        pytest.param(0.006, 0.0005, 0, True, id="long waits"),
+        pytest.param(0.004, 0.0015, 0, True, id="long delays"),
+        pytest.param(0.004, 0.0005, 1, True, id="a late arrival"),
+    ],
+)
+def test_where_nobody_was_late_a_sentence_says_so_instead_of_a_table(
+    wait: float, blame: float, late: int, *, table: bool
+) -> None:
+    analysis = analyze(job(fault="host"))
+    window_ns = max(each.whole.window_ns or 0 for each in analysis.ranks)
+    ranks = [
+        replace(each, wait_ns=round(wait * window_ns), blame_ns=round(blame * window_ns), times_last=late)
+        for each in analysis.skew.ranks
+    ]
+    said = across_ranks.lines(with_skew(analysis, stragglers=[], ranks=ranks), all_rows=False)
+    assert said.startswith("wait time, whole recording" if table else "No rank was late at any matched call; rank")
+    everything = across_ranks.lines(with_skew(analysis, stragglers=[], ranks=ranks), all_rows=True)
+    assert everything.startswith("wait time, whole recording")
+
+
 def test_of_ranks_that_wait_in_turn_nothing_is_said_of_chance() -> None:
     analysis = analyze(job(fault="host"))
     most = max(analysis.skew.ranks, key=lambda each: each.blame_ns).rank
@@ -152,6 +176,21 @@ def test_a_lead_that_lasts_over_several_calls_is_said_counted_once_of_hosts_that
     assert (
         f"A lead that lasts over several calls counts at each. Counted once, rank {first.rank} delayed others by "
         "40.000 ms." in lines
+    ) is said
+
+
+@pytest.mark.parametrize(("times", "said"), [(3, True), (1, False)])
+def test_on_devices_a_lead_that_lasts_is_said_counted_once_of_stragglers(times: int, *, said: bool) -> None:
+    analysis = analyze(job(fault="host"))
+    analysis = replace(analysis, run=replace(analysis.run, has_device=True))
+    (straggler,) = analysis.skew.stragglers
+    ranks = [
+        replace(each, blame_ns=times * straggler.blame_ns) if each.rank == straggler.rank else each
+        for each in analysis.skew.ranks
+    ]
+    text = " ".join(shown_lines(with_skew(analysis, ranks=ranks)))
+    assert (
+        f"Counted once, rank {straggler.rank} delayed others by {straggler.blame_ns / 1e6:,.3f} ms." in text
     ) is said
 
 

@@ -13,7 +13,7 @@ from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause, few_communicate, quiet_steps
-from overlapscope.analysis.result import Analysis, CaptureCost
+from overlapscope.analysis.result import Analysis, CaptureCost, Recommendation, with_costs
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
 from overlapscope.report.text.analysis import sentence
@@ -267,3 +267,70 @@ def test_what_recording_surely_took_of_a_step_is_said(low_ms: float, said: bool)
     given = replace(analysis, run=replace(analysis.run, capture_cost=cost))
     text = " ".join(analysis_text.render(given).split())
     assert (words in text) is said
+
+
+def test_where_the_step_is_the_longest_window_it_is_said_which_share_is_of_ranks_own_windows() -> None:
+    head = replace(recorded().headline, step_ns=100 * MS, exposed_comm_ns=15 * MS, exposed_fraction=0.17)
+    assert "(median share 17.0 %)" in sentence(replace(recorded(), headline=head))
+    longest = replace(head, steps_by="longest_window", longest_because="clocks")
+    assert "is exposed communication (15.0 %; 17.0 % of the ranks' own windows)" in sentence(
+        replace(recorded(), headline=longest)
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        ([9], "Step 9 ends with the recording: it lacks what the next one begins with, and causes are of the others."),
+        ([8, 9], "Steps 8, 9 end with the recording: they lack what the next one begins with, and causes are of the"),
+        ([], ""),
+    ],
+)
+def test_steps_that_end_with_the_recording_are_said_to_be_left_out_of_causes(cut: list[int], words: str) -> None:
+    said = sentence(replace(recorded(), headline=replace(recorded().headline, causes_cut=cut)))
+    assert words in said
+    assert ("with the recording" in said) == bool(cut)
+
+
+@pytest.mark.parametrize(("own_ms", "overlap"), [(70, True), (97.9, True), (99, False)])
+def test_what_a_step_takes_in_the_mean_is_said_where_steps_of_the_job_sum_to_more(own_ms: float, overlap: bool) -> None:
+    """Of four steps of 100 ms each the ranks recorded less."""
+    analysis = with_lengths((10,) * 4, (10,) * 4, (100,) * 4)
+    assert analysis.throughput is not None
+    taken = replace(analysis.throughput, steps=4, time_ns=round(4 * own_ms * MS), exposed_fraction=0.2, cut_short=[])
+    given = replace(analysis, throughput=taken, headline=replace(analysis.headline, pace_ns=None))
+    words = f"Steps of the ranks overlap: in the mean one takes {own_ms:.3f} ms of the recording, 20.0 % of it exposed."
+    assert (words in sentence(given)) is overlap
+    assert ("Steps of the ranks overlap" in sentence(given)) is overlap
+    saves = Recommendation(
+        id="x", title="", verdict="", predicted_gain_ns=10 * MS, gain_low_ns=None, gain_high_ns=None,
+        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
+    )  # fmt: skip
+    on_device = replace(taken, on_device=True, devices=2)
+    costed = with_costs(replace(given, throughput=on_device, recommendations=[saves]))
+    of_ms = own_ms if overlap else 100
+    assert costed.recommendations[0].gpu_hours_a_day == pytest.approx(10 / of_ms * 2 * 24)
+
+
+@pytest.mark.parametrize(
+    ("by_rank_ms", "words"),
+    [
+        ((9, 1), "(50.0 %, 90.0 % of it on rank 0)"),
+        ((1, 3), "(50.0 %, 75.0 % of it on rank 1)"),
+        ((3, 2), "(50.0 %)"),
+    ],
+)
+def test_a_rank_that_has_most_of_a_cause_of_idle_time_is_named(by_rank_ms: tuple[int, int], words: str) -> None:
+    analysis = recorded()
+    head = replace(analysis.headline, idle_ns=10 * MS, idle_causes={"drained": 5 * MS, "launch_bound": 5 * MS})
+    ranks = [
+        replace(
+            info,
+            no_causes_reason=None,
+            steps=[replace(each, idle_causes={"drained": ms * MS, "launch_bound": 5 * MS}) for each in info.steps],
+        )
+        for info, ms in zip(analysis.ranks, by_rank_ms, strict=True)
+    ]
+    said = analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+    assert f"5.000 ms {words}" in said
+    assert said.count("of it on rank") == ("of it" in words)

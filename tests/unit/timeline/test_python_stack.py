@@ -11,12 +11,13 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.graph.explained import RunChains
+from overlapscope.ingest.formats.kineto.events import LONG_FRAME_US
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.text.chain import MOST_FRAMES, python_lines
 from overlapscope.timeline.columns import FUNCTION, HOST_SPAN_KINDS, PYTHON
-from overlapscope.timeline.python_stack import stack_of_launch
+from overlapscope.timeline.python_stack import innermost, stack_of_launch
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
@@ -68,12 +69,27 @@ def test_a_launch_is_in_the_functions_that_the_raw_events_say(name: str, tmp_pat
     assert seen > 5
 
 
+def _long_functions(run: Run) -> int:
+    host = next(iter(run.ranks.values())).host
+    return int(((host.kind == FUNCTION) & (host.end_ns - host.start_ns >= 1_000 * LONG_FRAME_US)).sum())
+
+
+def test_the_innermost_function_is_of_those_in_files_where_any_is() -> None:
+    stack = ["train.py(3): main", "train.py(131): log_step", "<built-in method step of Trainer object>"]
+    assert innermost(stack) == "train.py(131): log_step"
+    assert innermost(stack[2:]) == stack[2]
+    assert innermost([]) is None
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_no_figure_depends_on_whether_stacks_were_read(name: str) -> None:
     with_stacks, without = (run_of(shared_file(name), stacks=stacks) for stacks in (True, False))
     kinds = [Counter(next(iter(run.ranks.values())).host.kind.tolist()) for run in (with_stacks, without)]
     assert kinds[0][FUNCTION] > 10_000
-    assert kinds[1] == {kind: number for kind, number in kinds[0].items() if kind != FUNCTION}
+    assert kinds[1] == {kind: number for kind, number in kinds[0].items() if kind != FUNCTION} | {
+        FUNCTION: _long_functions(with_stacks)
+    }
+    assert kinds[1][FUNCTION] < 100
     assert as_json.render(analyze(with_stacks)) == as_json.render(analyze(without))
 
 
@@ -128,7 +144,13 @@ def test_explain_prints_the_stack_of_the_moment(capsys: pytest.CaptureFixture[st
     document = json.loads(stdout_of(capsys, "explain", path, "--stacks", "--span", f"{rank}:{row}", "--json"))
     assert document["python"] == stack
     modules = json.loads(stdout_of(capsys, "explain", path, "--span", f"{rank}:{row}", "--json"))["python"]
-    assert modules == [each for each in stack if each.startswith("nn.Module: ")]
+    functions = [each for each in modules if not each.startswith("nn.Module: ")]
+    whole = iter(stack)
+    assert all(each in whole for each in modules), "in the same order"
+    assert [each for each in stack if each.startswith("nn.Module: ")] == [
+        each for each in modules if each not in functions
+    ]
+    assert 0 < len(functions) < len(stack) / 2, "the long ones alone"
 
 
 def test_of_a_deep_stack_the_innermost_functions_are_printed() -> None:

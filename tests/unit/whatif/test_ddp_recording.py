@@ -18,13 +18,14 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.columns import COMPUTE, NONE, Spans
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.whatif.cost.link_fit import fit_line, link_times, transfer_curve
 from overlapscope.whatif.ddp.calibrate import SLOWDOWN
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
 from overlapscope.whatif.ddp.ddp_recording import (
     BESIDE_COMPUTE,
     _copy_and_optimizer,
+    _waiting_message,
     ddp_case_of_run,
     time_beside_compute,
 )
@@ -34,6 +35,7 @@ from overlapscope.whatif.ddp.search import with_cap
 from overlapscope.whatif.result import largest_gain
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import IN_PAIRS, TICK_NS, recorded, step_ns
+from tests.support.rank_rows import Row, rank_timeline
 
 MS = 1_000_000
 TRACES = ROOT / "traces"
@@ -246,6 +248,30 @@ def test_a_run_that_mostly_waits_gets_no_bucket_advice_and_no_false_straggler(
     assert "bucket_cap_mb" not in said
     assert "- one complete step was recorded: too few to measure how much steps vary" in said
     assert "waiting is 88.0 % of the time in its collectives" in said, "percentages as everywhere else"
+
+
+def waiting(sends_ms: int = 0, dimension: str | None = None) -> str:
+    """Return the start of the message on a run in which rank 0 waits for rank 1 nine tenths of its two all-reduces."""
+    ranks = {}
+    for rank, late in ((0, 0), (1, 9)):
+        calls: list[Row] = [
+            {
+                "op": "all_reduce", "group": "0", "bytes": 4, "group_size": 2, "dimension": dimension,
+                "start_ns": (at + late) * MS, "end_ns": (at + 10) * MS,
+            }
+            for at in (0, 20)
+        ]  # fmt: skip
+        send = {"op": "send", "group": "0", "bytes": 4, "start_ns": 40 * MS, "end_ns": (40 + sends_ms) * MS}
+        ranks[rank] = rank_timeline(rank, calls=[*calls, send] if sends_ms else calls)
+    run = Run(world_size=2, ranks=ranks, groups=(Group(name="0", size=2, ranks=(0, 1)),))
+    return _waiting_message(run, match_and_align(run))
+
+
+def test_waiting_is_said_to_dominate_where_most_calls_are_matched_and_no_stages_come_one_after_the_other() -> None:
+    assert waiting().startswith("waiting is ")
+    assert waiting(sends_ms=1).startswith("waiting is ")
+    assert waiting(sends_ms=60) == "", "most of the time is in messages, as in a pipeline"
+    assert waiting(dimension="pipeline") == ""
 
 
 def test_a_replay_that_does_not_fit_the_recording_says_nothing_of_the_largest_gain() -> None:

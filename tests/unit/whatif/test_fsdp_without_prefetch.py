@@ -32,13 +32,24 @@ OPTIMIZER = (1400, 1450)
 COMPUTE = [(100, 160), (200, 260), (300, 400), (400, 500), (700, 900), (1100, 1300), OPTIMIZER]
 COPIES = [(600, 601), (1000, 1001)]
 """What was reduced, copied on a side stream beside the next gather."""
+IN_NEITHER_PASS = [
+    ("all_gather", "forward", 0, 100), ("all_gather", "forward", 200, 300), ("all_gather", "forward", 400, 500),
+    ("all_gather", "backward", 600, 700), ("reduce_scatter", "backward", 800, 900),
+    ("all_gather", "backward", 900, 1000), ("reduce_scatter", "backward", 1100, 1200),
+    ("all_gather", "backward", 1200, 1300), ("reduce_scatter", "backward", 1400, 1500),
+]  # fmt: skip
+"""The calls of a step in which each gather begins when the compute before it has ended, in forward, too ..."""
+BETWEEN = [(100, 200), (300, 400), (500, 600), (700, 800), (1000, 1100), (1300, 1400), (1500, 1550)]
+"""... and its compute."""
 CAST = (905, 906)
 """What the next step's gathers will send, cast on a side stream long before; its host launches it after the optimizer
 began."""
 
 
-def without_prefetch() -> Run:
-    """Return the recording of the only recorded rank of two."""
+def without_prefetch(*, in_forward: bool = False) -> Run:
+    """Return the recording of the only recorded rank of two; `in_forward` gathers nothing ahead there either."""
+    sent, computed, copies = (IN_NEITHER_PASS, BETWEEN, []) if in_forward else (CALLS, COMPUTE, COPIES)
+    period = computed[-1][1]
     calls: list[dict[str, Any]] = []
     work: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -47,21 +58,23 @@ def without_prefetch() -> Run:
 
         def when(start: float, end: float, launch: float | None = None, step: int = step) -> dict[str, int]:
             times = {"start_ns": start, "end_ns": end} | ({} if launch is None else {"launch_ns": launch})
-            return {name: EPOCH_NS + round((step * PERIOD + at) * US) for name, at in times.items()}
+            return {name: EPOCH_NS + round((step * period + at) * US) for name, at in times.items()}
 
-        begins = sorted([start for *_, start, _ in CALLS] + [start + 0.5 for start, _ in (*COMPUTE, *COPIES)])
+        begins = sorted([start for *_, start, _ in sent] + [start + 0.5 for start, _ in (*computed, *copies)])
         launches = {at: max(min(at - 250, 850 + 0.1 * n), 0.01 * n - 1) for n, at in enumerate(begins)}
-        for op, phase, start, end in CALLS:
+        for op, phase, start, end in sent:
             calls.append({"op": op, "phase": phase, "group": "g", "bytes": 1 << 24, "group_size": 2, "step": step,
                           "seq": len(calls), **when(start, end, launches[start])})  # fmt: skip
-        for start, end in (*COMPUTE, *COPIES):
-            work.append({**when(start, end, launches[start + 0.5]), "step": step, "lane": 2 * ((start, end) in COPIES)})
+        for start, end in (*computed, *copies):
+            work.append({**when(start, end, launches[start + 0.5]), "step": step, "lane": 2 * ((start, end) in copies)})
         work.append({**when(*CAST, 890), "step": step, "lane": 2})
-        annotations.append({"name": "Optimizer.step#AdamW.step", "lane": 3, **when(launches[1400.5] - 0.01, 889)})
+        annotations.append(
+            {"name": "Optimizer.step#AdamW.step", "lane": 3, **when(launches[computed[-1][0] + 0.5] - 0.01, 889)}
+        )
         steps.append({**when(-2, 895), "step": step})
     timeline = rank_timeline(
         calls=calls, work=work, steps=steps, annotations=annotations,
-        recordings=[{"start_ns": EPOCH_NS - 100 * US, "end_ns": EPOCH_NS + (STEPS + 1) * PERIOD * US}],
+        recordings=[{"start_ns": EPOCH_NS - 100 * US, "end_ns": EPOCH_NS + (STEPS + 1) * period * US}],
         lanes=[{"label": f"stream {at}"} for at in range(3)] + [{"kind": HOST, "label": "training"}],
     )  # fmt: skip
     return Run(world_size=2, ranks={0: timeline}, groups=(Group(name="g", size=2, ranks=(0, 1)),))

@@ -96,6 +96,9 @@ def test_changes_of_fsdp_are_predicted_as_the_changed_job_takes(shape: dict[str,
     for knob, (value, changed) in truth.items():
         row = scenario(answer, **{knob: value})
         assert row.predicted_step_ns == pytest.approx(step_ns(changed), rel=0.03), knob
+    both = scenario(answer, forward_prefetch=1, backward_prefetch=1)
+    ahead = fsdp(**{**shape, "ahead": 1, "backward_ahead": 1})
+    assert both.predicted_step_ns == pytest.approx(step_ns(ahead), rel=0.03)
     for speed in (0.5, 2.0):
         row = scenario(answer, link_speed=speed)
         assert row.predicted_step_ns == pytest.approx(step_ns(faster(fsdp(**shape), speed)), rel=0.03)
@@ -151,6 +154,8 @@ def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
          "sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"),
         ({"backward_prefetch": 1}, "backward_prefetch=BACKWARD_PRE", "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"),
         ({"forward_prefetch": 1}, "forward_prefetch=True", "forward_prefetch=True"),
+        ({"forward_prefetch": 1, "backward_prefetch": 1}, "forward_prefetch=True, backward_prefetch=BACKWARD_PRE",
+         "forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE"),
     ],
 )  # fmt: skip
 def test_the_first_version_of_fsdp_is_given_its_own_setting(knobs: dict[str, object], title: str, code: str) -> None:
@@ -168,7 +173,8 @@ def test_the_first_version_of_fsdp_is_given_no_code_where_it_has_none_and_the_be
     own = with_best_of_fsdp1(replace(answer, best=Best(knobs={"forward_prefetch": 2}))).best.knobs
     assert scenario(answer, **own).gain == max(
         each.gain for each in answer.scenarios
-        if each.knobs in ({"reshard_after_forward": False}, {"backward_prefetch": 1}, {"forward_prefetch": 1})
+        if each.knobs in ({"reshard_after_forward": False}, {"backward_prefetch": 1}, {"forward_prefetch": 1},
+                          {"forward_prefetch": 1, "backward_prefetch": 1})
     )  # fmt: skip
 
 

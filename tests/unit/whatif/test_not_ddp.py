@@ -5,11 +5,13 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
+from overlapscope.advice.job_kind import job_kind
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.per_rank.host_operations import has_shapes
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMM, NONE
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import SHAPES, Run
 from overlapscope.whatif.ddp.not_ddp import why_not_ddp
 from overlapscope.whatif.ddp.recorded_steps import recorded_steps
 from overlapscope.whatif.parallelism import other_framework, parallelism_of
@@ -39,6 +41,8 @@ UPDATE = Range(name="Optimizer.step#AdamW.step", start=880, end=890)
     [
         (job(REDUCED, names=("FSDP::post_forward (layers.0)",)), "FSDP2"),
         (job(REDUCED, names=("FullyShardedDataParallel.forward",)), "FSDP"),
+        (job(REDUCED, names=("fsdp::all_gather_copy_in",)), "operations of FSDP"),
+        (job(REDUCED, names=("fsdp::chunk_cat", "PartitionedParameterCoordinator.wait")), "DeepSpeed"),
         (job(REDUCED, names=("void horovod::common::batched_memcpy_k<1024>()",)), "Horovod"),
         (job(REDUCED, description="TENSOR_MODEL_PARALLEL_GROUP"), "groups of Megatron"),
         (job(REDUCED, names=("vllm::all_reduce",)), "an inference server"),
@@ -72,6 +76,31 @@ def test_gathers_of_fsdp_without_a_module_are_its_own_where_they_have_one_group(
     assert parallelism_of(job(gather, scatter, names=fsdp)) == "fsdp"
     other = Sent(start=610, end=650, launch=605, op="all_gather", group="t")
     assert parallelism_of(job(gather, scatter, other, names=fsdp)) == "tensor"
+
+
+GATHERED_AGAIN = Sent(start=600, end=640, launch=595, op="all_gather", dimension="data", phase="backward")
+
+
+@pytest.mark.parametrize(
+    ("more", "description", "names", "kind"),
+    [
+        ((), None, (), "fsdp"),
+        ((), "DATA_PARALLEL_GROUP", (), "other"),
+        ((), None, ("DeepSpeedEngine.step",), "other"),
+        ((GATHERED_AGAIN,), None, ("PartitionedParameterCoordinator.wait", "fsdp::chunk_cat"), "other"),
+        ((GATHERED_AGAIN,), None, ("DeepSpeedEngine.step", "FSDP::pre_forward"), "fsdp"),
+        ((GATHERED_AGAIN,), "DATA_PARALLEL_GROUP", (), "fsdp"),
+        ((Sent(start=100, end=140, launch=90, dimension="tensor"),), "DATA_PARALLEL_GROUP", (), "mixed"),
+    ],
+)
+def test_gathers_of_a_sharded_optimizer_have_no_settings_of_fsdp(
+    more: tuple[Item, ...], description: str | None, names: tuple[str, ...], kind: str
+) -> None:
+    scatter = Sent(start=500, end=590, launch=490, op="reduce_scatter", dimension="data")
+    gather = Sent(start=900, end=950, launch=895, op="all_gather", dimension="data")
+    run = job(*more, scatter, gather, description=description, names=names)
+    assert parallelism_of(run) == kind
+    assert ("fsdp2" in job_kind(run).frameworks) == (kind == "fsdp")
 
 
 def test_steps_in_a_graph_record_no_gradients() -> None:
@@ -113,3 +142,6 @@ def test_shapes_are_asked_for_where_none_were_recorded(elements: int, asks: bool
     with pytest.raises(InputError, match="it holds no gradients with sizes") as raised:
         recorded_steps(replace(run, ranks=ranks), match_and_align(run))
     assert ("record_shapes=True" in str(raised.value)) == asks
+    assert ("though it records shapes" in str(raised.value)) != asks
+    stated = {rank: replace(each, recorded={SHAPES: True}) for rank, each in ranks.items()}
+    assert has_shapes(replace(run, ranks=stated)), "as the profiler says, though no step or gradient has any"

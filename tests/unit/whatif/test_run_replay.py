@@ -4,22 +4,25 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.job_replay import JobReplay
 from overlapscope.analysis.graph.removal import Removal
 from overlapscope.analysis.graph.replay import run_edges
+from overlapscope.analysis.graph.scenarios import Change
 from overlapscope.analysis.stragglers.stragglers import late_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import whatif as whatif_text
-from overlapscope.timeline.columns import COMM
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.result import Bounds, Scenario, WhatIf
 from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, nothing_to_gain, run_replay
-from overlapscope.whatif.run_replay.transfers import retimed
+from overlapscope.whatif.run_replay.transfers import computing_share, retimed
 from overlapscope.whatif.step_graph.graph_case import OLDER
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
@@ -197,8 +200,57 @@ def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:
     assert not_beyond(measured, bounds, measured) is measured
 
 
+@pytest.mark.parametrize("slowdown", [1.0, 1.3])
+def test_without_communication_no_compute_is_slowed_by_transfers_beside_it(slowdown: float) -> None:
+    run = run_of("a100_rank3of8")
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    bounds, as_recorded = replay.bounds(1e9, slowdown), replay.limits
+    assert (bounds.no_comm_ns < round(1e9 * as_recorded.no_comm)) == (slowdown > 1)
+    assert bounds.perfect_overlap_ns == round(1e9 * as_recorded.perfect_overlap), "beside transfers it stays slowed"
+    assert bounds.no_overlap_ns == round(1e9 * as_recorded.no_overlap)
+
+
+def test_no_step_without_communication_is_shorter_than_what_the_busiest_stream_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of ranks begin apart, so a rank that no longer waits may end before another one began."""
+    programs: dict[int, list[Operation]] = {
+        0: [Launch(0, 3 * MS), Launch(1, kind=COMM, name="nccl", call="a"), Launch(2, 4 * MS)],
+        1: [Launch(0, 2 * MS), Launch(0, 5 * MS), Launch(1, kind=COMM, name="nccl", call="a")],
+    }
+    run = simulate(programs, {"a": 9 * MS}).run
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    share = computing_share(replay.job, Change.none)
+    assert share * replay.job.recorded_ns == pytest.approx(7 * MS)
+    monkeypatch.setattr(JobReplay, "share", lambda *_, **__: 0.01)
+    assert replay.bounds(replay.job.recorded_ns, 1.0).no_comm_ns == pytest.approx(7 * MS)
+
+
+def test_where_calls_have_no_match_transfers_may_hold_waiting() -> None:
+    run = simulate({rank: [Launch(1, kind=COMM, name="nccl", call=f"{at}") for at in range(5)] for rank in (0, 1)},
+                   {f"{at}": MS for at in range(5)}).run  # fmt: skip
+
+    def assumed(run: Run) -> list[str]:
+        answer = answered(run)
+        return [each.name for each in answer.assumptions]
+
+    def receiving(timeline: RankTimeline) -> RankTimeline:
+        """Return the rank with its last two calls as receives whose sends were not recorded."""
+        op = timeline.collectives.op.copy()
+        op[-2:] = len(timeline.names)
+        return timeline.with_calls((*timeline.names, "recv"), replace(timeline.collectives, op=op))
+
+    assert "transfer_time" not in assumed(run)
+    assert "transfer_time" in assumed(replace(run, ranks={rank: receiving(each) for rank, each in run.ranks.items()}))
+
+
+@pytest.mark.parametrize("sized", [True, False])
 @pytest.mark.parametrize(("op", "left_ms"), [("recv", 14.0), ("all_reduce", 9.0)])
-def test_a_message_that_waited_for_a_peer_without_a_recording_moves_data_as_long_as_its_like(op: str, left_ms: float):
+def test_a_message_that_waited_for_a_peer_without_a_recording_moves_data_as_long_as_its_like(
+    op: str, left_ms: float, sized: bool
+) -> None:
     """Calls of one size take 10, 2, 2 and 4 ms: of messages 8 of the first and 2 of the last are waiting."""
     program: list[Operation] = []
     for at, took in enumerate(TIMES):
@@ -206,8 +258,12 @@ def test_a_message_that_waited_for_a_peer_without_a_recording_moves_data_as_long
         program.append(Launch(0, MS))
     (rank,) = simulate({0: program}, {f"call{at}": took * MS for at, took in enumerate(TIMES)}).run.ranks.values()
     named = replace(rank, names=tuple(op if name == "all_reduce" else name for name in rank.names))
+    if not sized:
+        named = replace(
+            named, collectives=replace(named.collectives, bytes=np.full_like(named.collectives.bytes, NONE))
+        )
     graph = rank_graph(named)
-    twice = retimed({0: named}, lambda _, moved_ns: moved_ns / 2, is_partial=True)(graph)
+    twice = retimed({0: named}, lambda _, moved_ns: moved_ns / 2)(graph)
     edges = run_edges(graph, graph.ranks[0])[graph.ranks[0].span_kind == COMM]
     assert twice.lag_ns is not None
     assert twice.lag_ns[edges].sum() / MS == pytest.approx(left_ms)

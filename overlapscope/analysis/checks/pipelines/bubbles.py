@@ -53,12 +53,27 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]
     There is none where stages or microbatches are not known: unnamed groups, messages without a receiver, counts that
     differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
     """
+    alike = alike_stages(run, stages)
+    busiest: dict[int, tuple[float, int]] = {}
+    for group, own in alike:  # of pipelines side by side, each may have other stages recorded
+        count = len(group.ranks or ())
+        busiest[count] = max([*((_busy_ns(each), each.place) for each in own), busiest.get(count, (0.0, 0))])
     return [
-        finding for group, own in alike_stages(run, stages) for finding in _excess(group.name, group.ranks or (), own)
+        finding
+        for group, own in alike
+        for finding in _excess(group.name, group.ranks or (), own, *busiest[len(group.ranks or ())])
     ]
 
 
-def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -> list[Finding]:
+def _busy_ns(stage: PipelineStage) -> float:
+    return stage.window_ns - stage.bubble_ns
+
+
+def _excess(
+    group: str, ranks: Sequence[int], stages: Sequence[PipelineStage], most_busy_ns: float, busiest: int
+) -> list[Finding]:
+    """Return the finding on a pipeline; `most_busy_ns` is how long the stage with the place `busiest` is busy."""
+
     def more(stage: PipelineStage) -> float:
         return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
 
@@ -68,13 +83,16 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -
     ideal = worst.bubble_ns - more(worst)
     needs = needed_bubbles_ns(worst, len(ranks))
     excess = between_ms([worst.bubble_ns - each for each in needs])
+    longer = min(most_busy_ns - _busy_ns(worst), more(worst))
+    uneven = longer >= max(MIN_NS, MIN_SHARE * worst.window_ns)
+    of_it = f"; {longer / 1e6:.3f} ms of it as stage {busiest} is busy for longer" if uneven else ""
     return [
         Finding(
             id=f"pipeline_bubble:{group}",
             severity="warning",
             title=f"pipeline {group}: the bubble of stage {worst.place} of {len(ranks)} (rank {worst.rank}) takes "
             f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {excess} more than the "
-            f"{between_ms(needs)} that 1F1B of equal stages needs with {counted_activations(worst)} a stage",
+            f"{between_ms(needs)} that 1F1B of equal stages needs with {counted_activations(worst)} a stage{of_it}",
             evidence={
                 "group": group,
                 "stages": len(ranks),
@@ -85,6 +103,7 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -
                 "ideal_ns": round(ideal),
                 "ideal_zb_h1_ns": round(ideal / 3),
                 "stages_recorded": len(stages),
+                **({"uneven_ns": round(longer), "busiest_stage": busiest} if uneven else {}),
             },
             known_from="trace",
         )

@@ -5,8 +5,8 @@ Work is compared at the usual speed of each kernel, so that a slow device does n
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any, Final
+from statistics import fmean, median
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,13 @@ LARGER: Final = 0.25
 differs for another reason."""
 IN_STEPS: Final = 0.75
 """Without kernels, pauses of a host look like compute, and are rare: a stage computes longer in this share of steps."""
+
+
+EVEN: Final = 0.01
+"""Of a layer: one more is moved where it gains so much."""
+MOST_OF_IT: Final = 0.5
+"""Whole layers are moved where that gains this share of what stages of equal work would gain. A choice."""
+_Stage = TypeVar("_Stage", int, str)
 
 
 class _StepWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +146,7 @@ def _title(
     longer = f"{more.ns / 1e6:.3f} ms more in total" if step is None else f"{step.more_ns / 1e6:.3f} ms more a step"
     return (
         f"pipeline stage {stage} (rank {list_some(ranks)}) {has} the other stages, {longer}: the other stages wait for "
-        f"it; {what_to_move(None if step is None else step.more_ns, layer_ns)}"
+        f"it; {what_to_move({} if step is None else step.work_ns, stage, layer_ns)}"
     )
 
 
@@ -200,16 +207,39 @@ def _rounded(of_stage: Mapping[int, float]) -> dict[str, int]:
     return {str(stage): round(of_stage[stage]) for stage in sorted(of_stage)}
 
 
-def what_to_move(more_ns: float | None, layer_ns: float | None) -> str:
-    """Return what evens stages out: layers, where one takes less time in a step than the excess; else finer parts.
+def what_to_move(work_ns: Mapping[_Stage, float], stage: _Stage, layer_ns: float | None) -> str:
+    """Return what evens stages out: layers, where whole ones gain most of what can be gained; else finer parts.
 
-    Each is None where it is not known.
+    `work_ns` is the work of the stages in a step, empty where it is not known.
     """
-    if more_ns is None or layer_ns is None:
+    if not work_ns or layer_ns is None:
         return "move layers to them, where one takes less than that (how long one takes is not known)"
-    if layer_ns < more_ns:
-        return "move layers to them"
+    count, gain_ns = whole_layers(work_ns, stage, layer_ns)
+    if gain_ns >= MOST_OF_IT * divided_ns(work_ns, stage):
+        return f"move layers to them ({count}, of about {layer_ns / 1e6:.1f} ms each)"
+    moved = f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest"
+    if count:
+        moved = f"moving whole layers (about {layer_ns / 1e6:.1f} ms each) would gain {gain_ns / 1e6:.1f} ms of it"
     return (
-        f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest; what "
-        "it has more is no layer, but for example the output layer and loss: split the vocabulary, or use finer chunks"
+        f"{moved}; what it has more is no layer, but for example the output layer and loss: split the vocabulary, or "
+        "use finer chunks"
     )
+
+
+def whole_layers(work_ns: Mapping[_Stage, float], stage: _Stage, layer_ns: float) -> tuple[int, float]:
+    """Return how many layers of a stage to move, each to the stage with the least work then, for the largest gain, and
+    how much less the stage with most work has then."""
+    others = [each for at, each in work_ns.items() if at != stage]
+    own = work_ns[stage]
+    best, slowest, count = 0, own, 0
+    while own > max(others) and own > layer_ns > 0:
+        own, count = own - layer_ns, count + 1
+        others[others.index(min(others))] += layer_ns
+        if max(own, *others) < slowest - EVEN * layer_ns:
+            best, slowest = count, max(own, *others)
+    return best, work_ns[stage] - slowest
+
+
+def divided_ns(work_ns: Mapping[_Stage, float], stage: _Stage) -> float:
+    """Return how much less work the stage has where it can be divided as finely: as much as the mean of all."""
+    return work_ns[stage] - fmean(work_ns.values())

@@ -102,7 +102,7 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
         call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
-        may_wait=may_wait,
+        may_wait=may_wait, serves=waits.serves, asked_ns=waits.asked_ns,
     )  # fmt: skip
     return RankNodes(time_ns=time, gap=gap, edges=concat(edges), part=part)
 

@@ -10,7 +10,10 @@ from overlapscope.analysis.graph.building.host_waits import begins_by_correlatio
 from overlapscope.analysis.graph.building.stream_waits import (
     CLOCKS_AGREE_NS,
     StreamWaits,
+    asked_for,
     awaited_spans,
+    compute_lane,
+    serving_streams,
     stream_waits,
 )
 from overlapscope.analysis.graph.model import (
@@ -61,6 +64,10 @@ class DeviceWaits(msgspec.Struct, frozen=True, kw_only=True):
     edges: list[Edges]
     gap: Small
     early_launches: int
+    serves: Flags
+    """Spans on streams that only prepare communication."""
+    asked_ns: Ints | None
+    """When calls made streams wait for events, but for communication's own (`asked_for`); None without such calls."""
 
 
 def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, names: tuple[str, ...]) -> DeviceWaits:
@@ -104,8 +111,8 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     best = np.maximum(arrived, free)
     best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
     guess = not recorded[0].size
-    made = stream_waits(spans, calls, host, names) if guess else None
-    best = _with_events(spans, begin, best, edges, first_start, made)
+    made, serves = stream_waits(spans, calls, host, names), serving_streams(spans, calls)
+    best = _with_events(spans, begin, best, edges, first_start, made if guess else None, serves)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
     edges.append(edges_of(by[carried], first_start + at[carried], OWN_CALL, INFERRED, (start - begin)[carried]))
@@ -118,7 +125,10 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
         edges_of(first_start + holder[held], first_start + held, OCCUPANCY, INFERRED, start[held] - start[holder[held]])
     )
     gap = _opaque(calls, by, launched, follows, before, begin, full & (holder < 0))
-    return DeviceWaits(edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))))
+    return DeviceWaits(
+        edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))), serves=serves,
+        asked_ns=asked_for(spans, launched, made, serves),
+    )  # fmt: skip
 
 
 def _launch_latency(taken: Ints) -> int:
@@ -198,13 +208,14 @@ def _with_recorded_events(
 
 
 def _with_events(
-    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: StreamWaits | None
-) -> Ints:
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: StreamWaits | None,
+    serves: Flags,
+) -> Ints:  # fmt: skip
     """Add inferred events; return the latest of all that each span waited for.
 
     `made` holds the waits that calls show; None where the recording states for what. Without
     it, an event is a dependency also where launch and stream explain the start: it did not bind. So is one that ended
-    just before communication began.
+    just before communication began, unless the order of calls shows what its event was recorded after.
     """
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     waits = start - best > OWN_NS
@@ -214,13 +225,34 @@ def _with_events(
         known = awaited_spans(spans, launch, made, np.where(waits, found, -1))
         found[(known >= 0) & ~waits] = -1
         more = np.flatnonzero((known >= 0) & (known != found))
-        edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, INFERRED, 0))
+        after = np.where(waits, -1, _recorded_after(spans, made, serves))
+        how = np.where(known == after, ORDER, INFERRED)[more].astype(np.int8)
+        edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, how, 0))
+        by_order = np.flatnonzero((after >= 0) & (known < 0))
+        found[by_order] = -1
+        edges.append(edges_of(first_start + count + after[by_order], first_start + by_order, EVENT, ORDER, 0))
     has = np.flatnonzero(found >= 0)
     lag = np.where(waits[has], np.maximum(start[has] - end[found[has]], 0), 0)
     edges.append(edges_of(first_start + count + found[has], first_start + has, EVENT, INFERRED, lag))
     best = best.copy()
     best[has] = np.maximum(best[has], end[found[has]] + lag)
     return best
+
+
+def _recorded_after(spans: Spans, made: StreamWaits, serves: Flags) -> Ints:
+    """Return for each communication, and for what prepares it (`serves`), the span after which the order of calls shows
+    that the event was recorded for which its stream was made to wait; else -1.
+
+    Their threads record it on the stream that they launched to last: one that prepares communication, or the one with
+    the most compute. After a launch on any other, such as of a copy, it may be of another stream.
+    """
+    found = np.full(spans.lane.size, -1, np.int64)
+    after, of = made.recorded, made.span
+    known = (after >= 0) & ((spans.kind[of] == COMM) | serves[of]) & (spans.lane[after] != spans.lane[of])
+    known &= spans.end_ns[after] <= spans.start_ns[of] + CLOCKS_AGREE_NS
+    known &= serves[after] | (spans.lane[after] == compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns))
+    found[of[known]] = after[known]
+    return found
 
 
 def _with_late_ends(spans: Spans, launch: Ints, waiting: Ints, found: Ints) -> Ints:

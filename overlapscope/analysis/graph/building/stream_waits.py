@@ -13,9 +13,9 @@ import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.model import OWN_NS
-from overlapscope.timeline.columns import HostSpans, Ints, Spans
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, HostSpans, Ints, Small, Spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import sort_order, values_in
+from overlapscope.timeline.rows import ascending, sort_order, sum_by, values_in
 
 WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
 """cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
@@ -34,6 +34,8 @@ class StreamWaits(msgspec.Struct, frozen=True, kw_only=True):
     """When the call began."""
     recorded: Ints
     """The span that the thread had launched last when it recorded an event before; -1 where no such call is known."""
+    others_ns: Ints
+    """When the other such calls began."""
 
 
 def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[str, ...]) -> StreamWaits:
@@ -44,7 +46,7 @@ def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[s
     launches = values_in(calls.launched_by[calls.launched_by >= 0])
     if not rows.size or not launches.size:
         nothing = np.empty(0, np.int64)
-        return StreamWaits(span=nothing, moment_ns=nothing, recorded=nothing)
+        return StreamWaits(span=nothing, moment_ns=nothing, recorded=nothing, others_ns=host.start_ns[rows])
     # Threads follow each other on one axis, so that one search serves all.
     first_ns, end_ns = int(host.start_ns.min()), int(host.start_ns.max()) + 1
 
@@ -57,16 +59,63 @@ def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[s
     there = np.flatnonzero(at < launches.size)
     there = there[calls.lane[launches[at[there]]] == host.lane[rows[there]]]
     there = there[np.append(np.diff(at[there]) != 0, True)[: there.size]]
+    others_ns = np.delete(host.start_ns[rows], there)
     rows, at = rows[there], at[there]
     span_of = np.full(calls.row.size + 1, -1, np.int64)
     span_of[calls.launched_by[::-1]] = np.arange(spans.lane.size)[::-1]  # the last assigned is the first that starts
     span_of[-1] = -1
     time = on_axis(host.lane[events], host.start_ns[events])
-    event = np.searchsorted(time, on_axis(host.lane[rows], host.start_ns[rows])) - 1
+    event = np.searchsorted(time, on_axis(host.lane[rows], host.start_ns[rows]), side="right") - 1
     before = np.searchsorted(launched, np.append(time, -1)[event]) - 1
     before = np.append(launches, -1)[before]
     before = np.where(calls.lane[before] == host.lane[rows], before, -1)
-    return StreamWaits(span=span_of[launches[at]], moment_ns=host.start_ns[rows], recorded=span_of[before])
+    return StreamWaits(
+        span=span_of[launches[at]], moment_ns=host.start_ns[rows], recorded=span_of[before], others_ns=others_ns
+    )
+
+
+def serving_streams(spans: Spans, calls: HostCalls) -> Flags:
+    """Return which spans are on streams that only prepare communication: what a thread launches on them is nearly
+    always followed, on that thread, by communication. Never the stream with the most compute."""
+    by = calls.launched_by
+    launched = np.flatnonzero(by >= 0)
+    launched = launched[sort_order(calls.lane[by[launched]], calls.begin_ns[by[launched]])]
+    lane, thread = spans.lane[launched].astype(np.int64), calls.lane[by[launched]]
+    follows = np.flatnonzero((lane[1:] != lane[:-1]) & (thread[1:] == thread[:-1]))
+    serves = np.zeros(int(spans.lane.max(initial=-1)) + 1, np.bool_)
+    for each in values_in(lane[follows]).tolist():
+        own = follows[lane[follows] == each]
+        sends = spans.kind[launched[own + 1]] == COMM
+        serves[each] = np.mean(sends) >= AGREE and not (spans.kind[spans.lane == each] == COMM).any()
+    most = compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns)
+    if most != NONE:
+        serves[most] = False
+    return serves[spans.lane]
+
+
+def compute_lane(lane: Ints, kind: Small, lasted_ns: Ints) -> int:
+    """Return the stream with the most compute, of spans; NONE without compute."""
+    computes = kind == COMPUTE
+    if not computes.any():
+        return NONE
+    return int(sum_by(lane[computes], lasted_ns[computes], int(lane.max()) + 1).argmax())
+
+
+def asked_for(spans: Spans, launched: Flags, waits: StreamWaits, serves: Flags) -> Ints | None:
+    """Return when calls made a stream wait for an event, but for the waits that each communication and what prepares
+    it (`serves`) make of their own before their launch, ascending; None where the recording shows no such calls.
+
+    Of several calls before a launch the last is its own: of communication where all `launched` on its stream have one.
+    """
+    if not waits.span.size and not waits.others_ns.size:
+        return None
+    has = np.zeros(spans.lane.size, np.bool_)
+    has[waits.span] = True
+    own = serves.copy()
+    for lane in values_in(spans.lane[spans.kind == COMM]).tolist():
+        on_lane = (spans.lane == lane) & (spans.kind == COMM) & launched
+        own[on_lane] = has[on_lane].all()
+    return ascending(np.concatenate([waits.others_ns, waits.moment_ns[~own[waits.span]]]))
 
 
 def awaited_spans(spans: Spans, launch: Ints, waits: StreamWaits, bound: Ints) -> Ints:

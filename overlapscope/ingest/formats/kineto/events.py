@@ -121,8 +121,8 @@ class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
     `speaks_of_comm(name)` selects the host ranges whose arguments are kept. Of those named `tensors_of` only shapes and
-    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks. `keeps_shapes`
-    keeps how many elements the inputs of each host range have, and a hash of their shapes.
+    types are kept, one value for all that have the same. `stacks` keeps all functions of Python stacks, not the long
+    ones alone. `keeps_shapes` keeps how many elements the inputs of each host range have, and a hash of their shapes.
     """
 
     keeps_shapes: bool = False
@@ -196,7 +196,7 @@ class EventCollector:
                 take(event)
         move_modules(buckets)
         if not self._stacks:
-            buckets[FRAME].clear()
+            buckets[FRAME][:] = [each for each in buckets[FRAME] if _is_long(each.dur)]
         exact = ExactTimes(array)
         for sort, chosen in enumerate(buckets):
             if chosen:
@@ -428,6 +428,15 @@ class EventCollector:
 _SYNC_COLUMNS: Final = ("lane", "awaited_lane", "correlation", "awaited_correlation")
 _NO_STREAM: Final = (1 << 32) - 1
 """CUPTI_SYNCHRONIZATION_INVALID_VALUE."""
+
+
+LONG_FRAME_US: Final = 3_000
+"""Functions of Python stacks that last so long are kept of all recordings: they say where a host paused, and are few. A
+choice: as long as pauses that are named."""
+
+
+def _is_long(duration_us: object) -> bool:
+    return isinstance(duration_us, int | float) and duration_us >= LONG_FRAME_US
 
 
 def _positive(numbers: Ints) -> Ints:

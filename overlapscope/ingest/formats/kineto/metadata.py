@@ -24,6 +24,7 @@ class _Fields(msgspec.Struct, gc=False):
     hip_runtime: Any = msgspec.field(default=None, name="hip_runtime_version")
     torch: Any = msgspec.field(default=None, name="torch_version")
     host: Any = msgspec.field(default=None, name="host_name")
+    shapes: Any = msgspec.field(default=None, name="record_shapes")
     trigger: Any = msgspec.field(default=None, name="overlapscope_trigger")
     transfers: Any = msgspec.field(default=None, name="overlapscope_transfers")
 
@@ -37,6 +38,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = {}
     host: str | None = None
+    has_shapes: bool | None = None
+    """True if operations were recorded with the shapes of their inputs."""
     reason: str | None = None
     """Why a running job recorded this trace, where a trigger of ours did."""
     transfers: tuple[Transfer, ...] = ()
@@ -71,6 +74,7 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
         groups=groups,
         fingerprint=_fingerprint(merged, info),
         host=merged.host if isinstance(merged.host, str) else None,
+        has_shapes=bool(merged.shapes) or None,
         reason=_reason(merged.trigger),
         transfers=_transfers(merged.transfers, warnings),
         warnings=tuple(warnings),

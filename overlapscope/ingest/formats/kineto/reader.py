@@ -31,7 +31,7 @@ from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, Ints, Steps, shift
 from overlapscope.timeline.rows import sum_by
-from overlapscope.timeline.run import Source
+from overlapscope.timeline.run import SHAPES, Source
 
 MOST_SHAPED: Final = 0.5
 """The sizes of a step's inputs are known if at least this share of its operations states shapes."""
@@ -72,7 +72,8 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     build = _device_timeline if columns.device_name.size else _cpu_timeline
     built = build(columns, metadata, context.classifier, display_path(path), truncated)
     timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
-    stated = {"host": metadata.host or host_in_name(path, timeline), "trigger": metadata.reason}
+    stated = {"host": metadata.host or host_in_name(path, timeline), "trigger": metadata.reason,
+              SHAPES: metadata.has_shapes}  # fmt: skip
     recorded = {name: value for name, value in stated.items() if value is not None}
     return Reading(
         timelines=(with_rank(replace(timeline, recorded=recorded), metadata.rank, path, built.groups),),

@@ -1,13 +1,15 @@
 """Read the NVTX ranges of an Nsight Systems export, with the payloads that NCCL attached to its own ranges.
 
-Nsight Systems exports payloads with --include-blobs=true. A blob is a header (domain, schema, size of the payload, size
-of the whole) and the payload, whose fields are described by the tables NVTX_PAYLOAD_SCHEMAS and
-NVTX_PAYLOAD_SCHEMA_ENTRIES. A blob whose sizes, domain and schema do not agree with each other and with those tables is
-not read. The layout is the one that the project nsys-ai describes (measured with Nsight 2026); the field names are
-NCCL's own (src/include/nvtx.h of NCCL). The payloads of NCCL's initialisation ranges name the members of its
-communicators.
+Nsight Systems exports payloads with --include-blobs=true, and as JSON of their fields by name (columns jsonText and
+jsonTextId) with --include-json=true. A blob is a header (domain, schema, size of the payload, size of the whole) and
+the payload, whose fields are described by the tables NVTX_PAYLOAD_SCHEMAS and NVTX_PAYLOAD_SCHEMA_ENTRIES. A blob whose
+sizes, domain and schema do not agree with each other and with those tables is not read, and JSON is read where there is
+no blob. The layout is the one that the project nsys-ai describes (measured with Nsight 2026); the field names are
+NCCL's own (src/include/nvtx.h and nvtx_payload_schemas.h of NCCL). The payloads of NCCL's initialisation ranges name
+the members of its communicators.
 """
 
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -18,12 +20,12 @@ import numpy as np
 from overlapscope.ingest.build.multi_rank import DeviceRecording, HostRanges
 from overlapscope.ingest.build.nccl_api_ranges import NcclPayload
 from overlapscope.ingest.build.user_marks import RangeNames
-from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_of, thread_of
+from overlapscope.ingest.formats.nsight.strings import STRINGS, StringTable, is_sound, process_of, thread_of
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
-from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
+from overlapscope.timeline.columns import NONE, Codes, Ints, integers
 from overlapscope.timeline.facts import Facts, Members
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.names import NameTable, rows_named
 from overlapscope.timeline.operations import possible_count
 
 RANGES: Final = "NVTX_EVENTS"
@@ -31,18 +33,23 @@ _SCHEMAS: Final = "NVTX_PAYLOAD_SCHEMAS"
 _ENTRIES: Final = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 _PUSH_POP, _START_END = 59, 60
 _NUMBERS: Final = ("start", "end", "globalTid", "textId", "domainId", "eventType")
+_JSON, _JSON_ID = "jsonText", "jsonTextId"
 _HEADER: Final = struct.Struct("<IIIIQQ")
 _INT, _UINT64, _SIZE = 5, 18, 22
 """Entry types of NVTX: int, uint64_t, size_t."""
 _FORMAT: Final = {_INT: struct.Struct("<i"), _UINT64: struct.Struct("<Q"), _SIZE: struct.Struct("<Q")}
-COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE = (
+COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER = (
     "NCCL communicator ID",
     "Message size [bytes]",
     "No. of ranks",
     "Rank",
     "CUDA device",
+    "Peer rank",
 )
+_FIELDS: Final = (COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER)
 MAX_BLOB: Final = 4096
+_BEYOND: Final = 1 << 64
+_WRITTEN: Final = re.compile(r"\d{1,3}(?:,\d{3})*|\d{1,20}")
 
 
 class PayloadSchema(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +80,10 @@ class NsightRanges(msgspec.Struct):
         names = RangeNames(self.names)
         strings = StringTable(file=self.file, code=names.code)
         schemas = self._schemas() if "binaryData" in columns else {}
-        numbers = [name for name in _NUMBERS if name in columns]
-        texts = [name for name in ("text", "binaryData") if name in columns and (name == "text" or schemas)]
+        numbers = [name for name in (*_NUMBERS, _JSON_ID) if name in columns]
+        texts = [
+            name for name in ("text", "binaryData", _JSON) if name in columns and (name != "binaryData" or schemas)
+        ]
         where = f"WHERE eventType IN ({_PUSH_POP},{_START_END})" if "eventType" in columns else ""
         if {"start", "end"} <= set(numbers):
             for chunk in self.file.rows(RANGES, numbers, texts, where):
@@ -104,6 +113,7 @@ class NsightRanges(msgspec.Struct):
         self.events += rows
         absent = (None,) * rows
         start, end, thread, text_id, domain = (integers(stored.get(name, absent)) for name in _NUMBERS[:5])
+        blobs, said, said_id = (stored.get(each, absent) for each in ("binaryData", _JSON, _JSON_ID))
         name = strings.codes(text_id)
         for row, text in enumerate(stored.get("text", ())):
             if text is not None:  # a row has the text itself, or the id of a registered text
@@ -112,25 +122,34 @@ class NsightRanges(msgspec.Struct):
         good = ~unended & (name >= 0) & is_sound(start) & is_sound(end) & (end >= start)
         self.unended += int(unended.sum())
         self.dropped += int((~good & ~unended).sum())
-        self._take_payloads(stored.get("binaryData", ()), domain, name, good, schemas)
+        of_nccl = good & rows_named(name, self.names.to_list(), _is_of_nccl)
+        place = self._kept + np.cumsum(good) - 1
+        for row in np.flatnonzero(of_nccl).tolist():
+            text = said[row] if said[row] is not None else self._text(said_id[row])
+            self._take_payload(int(place[row]), blobs[row], text, int(domain[row]), schemas)
         self._kept += int(good.sum())
         self._parts.append((start[good], end[good], thread[good], name[good]))
 
-    def _take_payloads(
-        self, blobs: Iterable[Any], domain: Ints, name: Codes, good: Flags, schemas: dict[Any, PayloadSchema]
+    def _take_payload(
+        self, place: int, blob: object, text: object, domain: int, schemas: dict[Any, PayloadSchema]
     ) -> None:
-        there = [(row, blob) for row, blob in enumerate(blobs) if isinstance(blob, bytes) and good[row]]
-        if not there:
+        """Keep the payload of one of NCCL's ranges, which has `place` among those kept; count it where unreadable."""
+        if isinstance(blob, bytes):
+            payload = decode(blob, domain, schemas)
+        elif (written := as_text(text)) is not None:
+            payload = decode_json(written)
+        else:
             return
-        spelled = self.names.to_list()
-        place = self._kept + np.cumsum(good) - 1
-        for row, blob in there:
-            if spelled[name[row]].startswith("nccl"):
-                payload = decode(blob, int(domain[row]), schemas)
-                if payload is None:
-                    self.unread_payloads += 1
-                else:
-                    self.payloads[int(place[row])] = payload
+        if payload is None:
+            self.unread_payloads += 1
+        else:
+            self.payloads[place] = payload
+
+    def _text(self, number: object) -> str | None:
+        """Return the text of StringIds with this id."""
+        if not isinstance(number, int) or not self.file.is_key(STRINGS, "id"):
+            return None
+        return as_text(self.file.text_of(STRINGS, "id", "value", number))
 
     def _schemas(self) -> dict[tuple[int, int], PayloadSchema]:
         """Return the payload schemas by (domain, id); those that processes describe differently are left out."""
@@ -192,11 +211,45 @@ def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], PayloadSc
         if offset < 0 or offset + layout.size > size:
             return None
         values[name] = layout.unpack_from(blob, _HEADER.size + offset)[0]
-    communicator, members = values.get(COMMUNICATOR), values.get(MEMBERS)
+    return _payload(values)
+
+
+def decode_json(text: str) -> NcclPayload | None:
+    """Return the payload written as JSON, a number for each field by its name; None where none can be read."""
+    if len(text) > MAX_BLOB:
+        return None
+    try:
+        fields = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    found = {name: number for name in _FIELDS if (number := _number(fields.get(name))) is not None}
+    values = {
+        name: number for name, number in found.items() if name == COMMUNICATOR or possible_count(number) is not None
+    }
+    return _payload(values) if values else None
+
+
+def _number(value: object) -> int | None:
+    """Return a whole number of JSON, also one written as text with commas between thousands."""
+    if isinstance(value, str) and _WRITTEN.fullmatch(value):
+        value = int(value.replace(",", ""))
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _BEYOND else None
+
+
+def _is_of_nccl(name: str) -> bool:
+    return name.startswith("nccl")
+
+
+def _payload(values: Mapping[str, int]) -> NcclPayload:
+    """Return the payload with these values by the names of its fields."""
+    communicator, members, peer = values.get(COMMUNICATOR), values.get(MEMBERS), values.get(PEER)
     return NcclPayload(
-        group=f"0x{communicator:x}" if communicator else None,
+        group=f"0x{communicator % _BEYOND:x}" if communicator else None,
         members=members if members is not None and members > 0 else None,
         member=values.get(MEMBER),
         device=values.get(DEVICE),
         message_bytes=possible_count(values[MESSAGE]) if MESSAGE in values else None,
+        peer=peer if peer is not None and peer >= 0 else None,
     )

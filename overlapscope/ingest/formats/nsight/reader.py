@@ -23,6 +23,7 @@ from overlapscope.ingest.parsing.gzip_stream import GZIP_MAGIC
 from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
 from overlapscope.ingest.reader import ReadContext, Reading, rank_from_path
+from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
@@ -81,6 +82,7 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     by_device = hint.assumed and ranks != [UNKNOWN_RANK]
     warnings += [] if hint.assumed else _rank_notes(built, hint)
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
+    warnings += _no_payloads(info, built)
     groups = {group.name: group for each in built for group in each.built.groups}
     clock = _clock(info, built, name)
     return Reading(
@@ -100,6 +102,7 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         groups=tuple(groups.values()),
         fingerprint=_fingerprint(info),
         facts=member_facts(recording),
+        peers_in_groups=True,
         ranks_assumed=by_device or (len(built) > 1 and hint.first is None),
         assumption=_assumption(built, hint, ranks[0]) if by_device else "",
     )
@@ -150,6 +153,18 @@ def _clock(info: Mapping[str, list[str]], built: list[BuiltRank], name: str) -> 
     if len(machines) > 1 or len(starts) > 1:
         return {}
     return {"clock": f"nsys session {starts[0] if starts else hash_of(name.encode())}"}
+
+
+def _no_payloads(info: Mapping[str, list[str]], built: list[BuiltRank]) -> list[str]:
+    """Return a note where calls lack their sizes, as the export left out what NCCL said of them."""
+    without = [info.get(f"EXPORT_PARAM_INCLUDE_{each}") == ["false"] for each in ("BLOBS", "JSON")]
+    calls = [each.built.timeline.collectives for each in built]
+    if not any(size(each) for each in calls) or not all(without) or any((each.bytes != NONE).any() for each in calls):
+        return []
+    return [
+        "sizes, groups and peers of calls were not exported, by which they are matched and compared: nsys export "
+        "--type sqlite --include-blobs=true"
+    ]
 
 
 def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:

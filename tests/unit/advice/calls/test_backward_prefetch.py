@@ -8,6 +8,7 @@ from overlapscope.advice.step_shape import FSDP_UNITS
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
+from overlapscope.whatif.step_graph.graph_predict import predict_graph_run
 from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 from tests.unit.whatif.test_fsdp_without_prefetch import without_prefetch
@@ -110,10 +111,14 @@ def test_a_call_that_waits_for_one_that_is_to_be_prefetched_needs_no_communicato
     assert "busy_lane" not in found
 
 
-def test_a_replay_says_what_it_would_gain() -> None:
-    run = without_prefetch()
+def named(run: Run) -> Run:
+    """Return the recording of one rank with a name of FSDP's first version."""
     names = (*run.ranks[0].names, "FullyShardedDataParallel._post_backward_hook")
-    run = replace(run, ranks={0: replace(run.ranks[0], names=names)})
+    return replace(run, ranks={0: replace(run.ranks[0], names=names)})
+
+
+def test_a_replay_says_what_it_would_gain() -> None:
+    run = named(without_prefetch())
     together = match_and_align(run)
     found = {each.id: each for each in advise(run, analyze(run, together), together)[0]}
     assert found["fsdp_gathers"].title == "Set sharding_strategy=SHARD_GRAD_OP"
@@ -123,3 +128,22 @@ def test_a_replay_says_what_it_would_gain() -> None:
     assert prefetch.title == fired(run)["backward_prefetch"].title
     assert prefetch.memory_bytes == 1 << 24, "one gathered layer more"
     assert "that parameters do not stay gathered: then backward gathers none" in prefetch.assumed
+
+
+def test_of_prefetch_in_both_passes_the_gain_of_both_is_replayed_beside_a_straggler_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = named(without_prefetch(in_forward=True))
+    together = match_and_align(run)
+    by_rule = fired(run)["backward_prefetch"]
+    assert by_rule.title.startswith("Prefetch parameters in forward and backward: ")
+    monkeypatch.setattr("overlapscope.advice.advise._by_rules", lambda *_: ([by_rule], True))
+    ((prefetch,), _) = advise(run, analyze(run, together), together)
+    rows = {
+        tuple(each.knobs): each for each in predict_graph_run(run, together).scenarios if 0 not in each.knobs.values()
+    }
+    both = rows["forward_prefetch", "backward_prefetch"]
+    assert both.gain > max(rows["forward_prefetch",].gain, rows["backward_prefetch",].gain)
+    assert prefetch.predicted_gain_ns == round(both.gain * prefetch.evidence["step_ns"])
+    assert prefetch.title == by_rule.title
+    assert prefetch.memory_bytes == 1 << 24, "one gathered layer more, in one pass or the other"

@@ -64,6 +64,21 @@ def test_calls_of_which_members_were_not_recorded_are_held_to_wait_beyond_what_t
     assert found.gain_high_ns == (1.25 * 20 + 9 * 20) * US
 
 
+@pytest.mark.parametrize(("other_until", "words"), [(900, ", 0.4 ms of it beside other calls"), (330, "")])
+def test_exposed_time_of_calls_in_which_others_are_exposed_is_said(other_until: float, words: str) -> None:
+    """Of 400 us of a call of tensor parallelism another one, of data parallelism, shares all, or 30."""
+    items = [
+        Kernel(start=0, end=300),
+        Sent(start=300, end=700, group="t", dimension="tensor"),
+        Sent(start=300, end=other_until, op="reduce_scatter", dimension="data"),
+        Kernel(start=700, end=710, launch=250),
+        Kernel(start=900, end=990),
+    ]
+    found = tensor_parallel(looked_at(made(lambda _: items)))
+    assert found is not None
+    assert f"are exposed (all_reduce){words}, each of a whole activation" in found.title
+
+
 @pytest.mark.parametrize(
     ("cause", "saved"),
     [("dependency", True), ("tail", True), ("queued", True), ("unknown", True), ("behind_compute", False),

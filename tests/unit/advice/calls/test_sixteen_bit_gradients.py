@@ -50,6 +50,18 @@ def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_transfer() -> None:
     assert fired(reducing(start=300))["sixteen_bit_gradients"].loss_ns == 200 * US, "what is exposed"
 
 
+def test_copies_that_widen_gradients_take_a_third_less_in_sixteen_bits() -> None:
+    copy = Kernel(start=900, end=990, name="void at::native::(anonymous namespace)::chunk_cat_cuda_kernel<float, "
+                  "c10::BFloat16>(c10::BFloat16**, float*)")  # fmt: skip
+    sent = Sent(start=500, end=800, launch=250, phase="backward", size_bytes=36 * MIB)
+    work: list[Item] = [Kernel(start=0, end=600, name=BFLOAT16), sent, Kernel(start=800, end=900, name=BFLOAT16)]
+    bound = {
+        many: fired(made(lambda _, many=many: [*work, *[copy] * many]))["sixteen_bit_gradients"].gain_high_ns  # type: ignore[misc]
+        for many in (0, 1)
+    }
+    assert (bound[1] or 0) - (bound[0] or 0) == 30 * US
+
+
 def one_of_two(step: Callable[[int], Sequence[Item]]) -> Run:
     both = made(step)
     return replace(both, ranks={0: both.ranks[0]})

@@ -100,6 +100,28 @@ def test_what_gains_more_than_it_loses_is_placed_by_its_gain() -> None:
     assert [each.id for each in ranked([one("a", 100), late, one("b", 130)])] == ["b", "late_rank", "a"]
 
 
+@pytest.mark.parametrize(("evidence", "first"), [({}, "late_rank"), ({"in_forward": True}, "backward_prefetch")])
+def test_a_bound_by_overlap_counts_in_full_where_nothing_is_gathered_ahead(
+    evidence: dict[str, bool], first: str
+) -> None:
+    assert ranked([straggler(60), one("backward_prefetch", 100, evidence=evidence)])[0].id == first
+
+
+@pytest.mark.parametrize(
+    ("high_us", "order"),
+    [
+        (41, ["tensor_parallel", "keep_buckets", "sixteen_bit_gradients"]),
+        (201, ["sixteen_bit_gradients", "tensor_parallel", "keep_buckets"]),
+    ],
+)
+def test_a_change_of_numerics_stands_before_what_addresses_half_as_much(high_us: int, order: list[str]) -> None:
+    found = [
+        one("sixteen_bit_gradients", high_us, changes_numerics=True), one("keep_buckets", verdict="no_change"),
+        one("tensor_parallel", predicted_gain_ns=100 * US),
+    ]  # fmt: skip
+    assert [each.id for each in ranked(found)] == order
+
+
 @pytest.mark.parametrize(("gain_us", "bound_us"), [(None, 300), (150, 250)])
 def test_settings_beside_a_straggler_gain_at_most_what_is_no_waiting(
     given: RuleInput, gain_us: int | None, bound_us: int

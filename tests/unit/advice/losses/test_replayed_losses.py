@@ -10,10 +10,10 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COPY, OPERATION, Annotations, HostSpans, Ints, Steps, concat, make, take
+from overlapscope.timeline.columns import COMM, COPY, OPERATION, Annotations, HostSpans, Ints, Steps, concat, make, take
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.graph_programs import START_NS, Launch, Operation, Sync, Work, simulate
+from tests.support.graph_programs import START_NS, Launch, Operation, Record, Sync, Wait, Work, simulate
 
 US, MS = 1_000, 1_000_000
 STEPS = 4
@@ -130,8 +130,8 @@ def test_a_gain_is_of_the_steps_whose_fetch_the_graph_has(first_ns: int, of_step
     assert found.gain_high_ns == pytest.approx((unmarked.gain_high_ns or 0) / of_steps, rel=0.001)
 
 
-@pytest.mark.parametrize(("times", "bound_from"), [(1.4, "replay"), (1.6, "loss")])
-def test_a_gain_far_above_the_loss_is_not_of_the_waits_alone(times: float, bound_from: str) -> None:
+@pytest.mark.parametrize(("times", "is_said"), [(1.4, False), (1.6, True)])
+def test_a_gain_far_above_the_loss_is_said_to_be_of_other_host_time_as_well(times: float, *, is_said: bool) -> None:
     step = [Launch(0, 1 * MS), Sync(), Work(300 * US)]
     run = simulate({0: [Launch(0, 100 * US), *step * 12, Launch(0, 1 * MS)]}).run
     found = replayed(run)["blocking_calls"]
@@ -141,10 +141,17 @@ def test_a_gain_far_above_the_loss_is_not_of_the_waits_alone(times: float, bound
         assumed=["that all of it can be avoided: the gain is an upper bound"],
         evidence={**found.evidence, "of_rank_with_most_ns": lost_ns},
     )  # fmt: skip
-    again = replayed(run, [less])["blocking_calls"]
-    assert again.bound_from == bound_from
-    assert ("upper bound" in " ".join(again.assumed)) == (bound_from == "replay")
-    assert (again.gain_high_ns == lost_ns) == (bound_from == "loss")
+    exposed = replace(
+        less, id="exposed_communication", loss_ns=round(1.1 * lost_ns), title="Largest loss: 1 ms is exposed"
+    )
+    both = replayed(run, [less, exposed])
+    again = both["blocking_calls"]
+    assert (again.loss_ns == again.gain_high_ns) == is_said
+    assert both["exposed_communication"].title.startswith("Largest loss: ") != is_said
+    assert again.bound_from == "replay"
+    assert again.gain_high_ns == found.gain_high_ns
+    assert ("a replay in which it does not is at most" in again.title) == is_said
+    assert ("other host time passes beside the device" in " ".join(again.assumed)) == is_said
 
 
 def test_a_number_that_is_read_takes_its_copy_and_the_way_to_it_along() -> None:
@@ -182,3 +189,19 @@ def test_the_range_of_most_of_the_idle_time_is_named_with_the_wait(begins_us: in
     run = simulate({0: draining(Launch(0, 10 * US))}).run
     run = with_ranges(run, "schedule", returned(run.ranks[0]) + begins_us * US, lasts_us * US)
     assert replayed(run)["blocking_calls"].title.endswith(f"(cudaStreamSynchronize){words}")
+
+
+@pytest.mark.parametrize("waits_too", [False, True])
+def test_communication_that_only_the_host_waits_for_counts_as_what_compute_could_run_beside(*, waits_too: bool) -> None:
+    gather = [Record("computed", 0), Wait("computed", 1), Launch(1, 500 * US, COMM, "ncclAllGather")]
+    asks = [Record("gathered", 1), Wait("gathered", 0)] if waits_too else []
+    step = [*gather, *asks, Sync(), Launch(0, 1 * MS)]
+    run = simulate({0: [Launch(0, 1 * MS), *step * 12]}).run
+    found = replayed(run)
+    if waits_too:
+        assert "blocking_calls" not in found, "the stream of compute waits for it as well"
+        return
+    awaited_ns = found["blocking_calls"].evidence["awaited_communication_ns"]
+    assert awaited_ns == pytest.approx(12 * 500 * US, rel=0.02)
+    assert found["blocking_calls"].loss_ns == awaited_ns + found["blocking_calls"].evidence["blocking_ns"]
+    assert "compute that would hide 6 ms of communication is launched after it" in found["blocking_calls"].title

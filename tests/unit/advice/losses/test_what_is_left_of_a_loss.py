@@ -46,6 +46,20 @@ def test_gaps_count_as_idle_time_however_much_of_exposed_time_they_are(gaps_us: 
     assert named in title(lost(100, idle_us, {"behind_compute": gaps_us, "dependency": 100 - gaps_us}))
 
 
+@pytest.mark.parametrize(
+    ("before_us", "named"),
+    [
+        pytest.param(185, "Largest loss: 0.1 ms of a 1 ms step are exposed communication", id="nearly all of it"),
+        pytest.param(80, "Largest loss: the device is idle for 0.12 ms of a 1 ms step, 0.12 ms of it: l", id="some"),
+        pytest.param(10, "Largest loss: the device is idle for 0.2 ms", id="too little for a figure of its own"),
+    ],
+)
+def test_idle_time_before_the_recording_is_no_loss(before_us: int, named: str) -> None:
+    given = lost(100, 200, {"dependency": 100})
+    causes = {"start_of_recording": before_us * US, "launch_bound": (200 - before_us) * US}
+    assert title(replace(given, figures=replace(given.figures, idle_causes=causes))).startswith(named)
+
+
 def test_gaps_in_which_the_next_kernel_was_not_launched_yet_are_said_as_the_table_of_causes_does() -> None:
     given = lost(100, 0, {"behind_compute": 50, "host_not_ready": 10, "dependency": 40})
     assert "take 0.06 ms of a 1 ms step (0.01 ms of it as the next one was not launched yet)" in title(given)

@@ -4,19 +4,27 @@ none, and neither are those of hosts without a core."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.advice.losses.host_pauses import _remedies
+from overlapscope.advice.losses.host_pauses import host_pauses as recommend
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.host_pauses import IN_PHASE, CostlyPause, _why, host_pauses
+from overlapscope.analysis.checks.host_pauses import IN_PHASE, CostlyPause, _why, _why_of, host_pauses
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.found_causes import HostLoss
+from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.long_pauses import BEGIN
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text
-from overlapscope.timeline.columns import ANNOTATION, HOST, OPERATION, RUNTIME
+from overlapscope.timeline.columns import ANNOTATION, COPY, HOST, NONE, OPERATION, RUNTIME, concat
+from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import shared_file
 from tests.support.builders import EPOCH_NS
@@ -236,16 +244,16 @@ def pause(before: str, after: str = "aten::mm") -> CostlyPause:
 
 def test_of_a_pause_before_the_first_operation_it_is_said_that_it_may_be_the_profilers() -> None:
     first, later = pause(BEGIN), pause("aten::mm")
-    assert _why([first], 2, anywhere=False).startswith("the start of the profiler, garbage collection")
-    assert _why([first, later], 2, anywhere=False).endswith("a lost core, or the profiler at its start")
-    assert "profiler" not in _why([later], 2, anywhere=False)
+    assert _why([first], range(2), anywhere=False).startswith("the start of the profiler, garbage collection")
+    assert _why([first, later], range(2), anywhere=False).endswith("a lost core, or the profiler at its start")
+    assert "profiler" not in _why([later], range(2), anywhere=False)
 
 
 @pytest.mark.parametrize(("after", "fetched"), [("cudaMemcpyAsync", True), ("aten::to", True), ("aten::topk", False)])
 def test_a_pause_before_a_batch_is_copied_may_be_its_fetch(after: str, fetched: bool) -> None:
     before_copies = pause("cudaStreamSynchronize", after)
-    assert ("a batch that is fetched" in _why([before_copies], 1, anywhere=False)) == fetched
-    assert "a batch" not in _why([before_copies, pause("aten::mm")], 1, anywhere=False)
+    assert ("a batch that is fetched" in _why([before_copies], range(1), anywhere=False)) == fetched
+    assert "a batch" not in _why([before_copies, pause("aten::mm")], range(1), anywhere=False)
 
 
 def in_range(during: str, around: str | None = None, *, launches: bool = False, only: int | None = None) -> Run:
@@ -311,12 +319,71 @@ def test_an_optimizer_that_the_host_computes_is_named_by_any_range_around() -> N
     assert '"ratio"' in recommendation.apply["deepspeed"]
 
 
+def test_long_pauses_may_be_compilation_and_most_likely_are_where_all_ranks_pause_at_once() -> None:
+    long = [msgspec.structs.replace(pause("aten::mm"), rank=rank, paused_ns=300 * MS) for rank in (0, 1)]
+    assert _why(long, range(2), anywhere=False).startswith("compilation for a new shape, garbage collection")
+    assert _why(long[:1], range(2), anywhere=False).endswith("a lost core, or compilation for a new shape")
+    assert _why(long, range(3), anywhere=False).endswith("a lost core, or compilation for a new shape")
+    assert "compilation" not in _why([pause("aten::mm")], range(1), anywhere=False)
+    assert "TORCH_LOGS=recompiles" in _remedies({"may_compile": True})["torch"]
+    assert "recompiles" not in advice(run(in_turn))["host_pauses"].apply["torch"]
+
+
+def test_it_is_said_how_often_hosts_pause_in_a_step() -> None:
+    (twice,) = named(run(lambda step, _: {3: 8.0, 7: 8.0} if step == 1 else {}))
+    assert twice.title.startswith("hosts paused 2 times a step, for 9.0 ms (ranks 0, 1 in step 8)")
+    (mostly,) = named(run(lambda step, rank: {3: 8.0} | ({7: 8.0} if rank else {}) if step == 1 else {}))
+    assert mostly.title.startswith("hosts paused up to 2 times a step, for 9.0 ms")
+    found = advice(run(lambda step, _: {3: 8.0, 7: 8.0} if step == 1 else {}))["host_pauses"]
+    assert ": they pause 2 times a step, for 8.96 ms each," in found.title
+
+
 def test_a_batch_is_not_fetched_in_forward_backward_or_the_optimizer() -> None:
     before_copies = pause("cudaStreamSynchronize", "cudaMemcpyAsync")
-    assert "a batch" not in _why([before_copies], 1, anywhere=False, in_phase=True)
+    assert "a batch" not in _why([before_copies], range(1), anywhere=False, no_batch=True)
     for name in ("DistributedDataParallel.forward", "## backward ##", "Optimizer.step#Adam.step", "optimizer"):
         assert IN_PHASE.search(name)
     assert not IN_PHASE.search("straightforward")
+
+
+def beside(after: str, *, copies_ms: float = 0.0, loads_at_ms: float | None = None) -> tuple[Run, list[CostlyPause]]:
+    """Return a run whose rank 0 pauses for 20 ms in steps 7 and 8, and its pauses, as if this came after each; a copy
+    to the host ends as it begins, and batches are fetched in a range of 25 ms that begins so long after that."""
+    job = run(lambda step, rank: {12: 20.0} if rank == 0 and step < 2 else {}, during=None)
+    own = job.ranks[0]
+    (pauses,) = (each.evidence["pauses"] for each in named(job))
+    begins = [each["start_ns"] for each in pauses]
+    copied = [
+        {"kind": COPY, "name": "Memcpy DtoH (Device -> Pageable)", "lane": 0, "step": NONE, "launch_ns": NONE,
+         "start_ns": at - round(copies_ms * MS), "end_ns": at}
+        for at in begins if copies_ms
+    ]  # fmt: skip
+    loads = [
+        {"lane": 2, "name": "DataLoader.__next__", "start_ns": at + round(loads_at_ms * MS),
+         "end_ns": at + round((loads_at_ms + 25) * MS)}
+        for at in begins if loads_at_ms is not None
+    ]  # fmt: skip
+    more = rank_timeline(0, work=copied, annotations=loads, names=own.names)
+    added = replace(
+        own, names=more.names, spans=concat([own.spans, more.spans]),
+        annotations=concat([own.annotations, more.annotations]),
+    )  # fmt: skip
+    found = [CostlyPause(**each | {"after": after}) for each in pauses]
+    return replace(job, ranks={**job.ranks, 0: added}), found
+
+
+@pytest.mark.parametrize(("loads_at_ms", "fetched"), [(None, True), (-1.0, True), (-26.0, False)])
+def test_no_batch_is_fetched_where_ranges_that_fetch_were_recorded_beside_no_pause(
+    loads_at_ms: float | None, *, fetched: bool
+) -> None:
+    why = _why_of(*beside("aten::to", loads_at_ms=loads_at_ms), [0, 1], None, anywhere=False)
+    assert ("a batch that is fetched" in why) == fetched
+
+
+@pytest.mark.parametrize(("copies_ms", "said"), [(3.0, True), (0.01, False), (0.0, False)])
+def test_what_a_host_does_with_what_was_copied_to_it_may_be_why_it_pauses(copies_ms: float, *, said: bool) -> None:
+    why = _why_of(*beside("aten::mm", copies_ms=copies_ms), [0, 1], None, anywhere=False)
+    assert why.startswith("what it does with what was copied to it just before, garbage") == said
 
 
 def beginning(silent_ms: float, *, mark_ms: float | None = None, device: bool = False) -> Run:
@@ -365,3 +432,39 @@ def test_where_hosts_share_cores_that_is_why_they_pause() -> None:
     assert host_pauses(run(in_turn), {}, (), STEP, [cores]) == []
     real = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
     assert {"shared_cores", "host_pauses"} & {each.id for each in real.findings} == {"shared_cores"}
+
+
+def unmarked(job: Run) -> Run:
+    """Return a run without marks of steps."""
+    none = rank_timeline(0).steps
+    return replace(job, ranks={rank: replace(each, steps=none) for rank, each in job.ranks.items()})
+
+
+def test_without_marks_of_steps_pauses_that_recur_at_one_place_are_named_of_the_recording() -> None:
+    job = unmarked(run(lambda step, rank: {3: 19.0} if rank == 0 and step else {}))
+    (found,) = named(job)
+    assert found.title.startswith(
+        "the host paused 2 times, for 20.0 ms (rank 0), between aten::linear and aten::relu; the device that lost most "
+        "was idle for "
+    )
+    assert " in the recording, and others waited up to " in found.title
+    assert (found.evidence["steps"], found.evidence["in_turn"]) == ([], False)
+    advised = advice(job)["host_pauses"]
+    assert advised.per == "recording"
+    assert ": it pauses 2 times a recording, for 20 ms each, after aten::linear, and its device idles" in advised.title
+    once = unmarked(run(lambda step, rank: {3: 50.0} if rank == 0 and step == 1 else {}))
+    assert not named(once), "it may be what comes before a loop"
+
+
+def test_a_pause_after_a_wait_that_had_used_up_the_hosts_lead_says_so() -> None:
+    job = run(in_turn)
+    whole = union((np.array([EPOCH_NS]), np.array([EPOCH_NS + STEPS * STEP])))
+    lost = HostLoss(kind="blocking_call", call="cudaStreamSynchronize_v3020", when=whole, longest=(0, 0))
+    analysis, alone = analyze(job), summarize_ranks(job)
+    charged = {rank: replace(own, host_losses=(lost,)) for rank, own in alone.items()}
+    plain, after = (recommend(RuleInput.of(job, analysis, match_and_align(job), each)) for each in (alone, charged))
+    assert plain
+    assert after
+    assert "had used up its lead" not in plain.title
+    assert after.title == f"{plain.title}, after a wait (cudaStreamSynchronize) that had used up its lead"
+    assert any(each.startswith("that these waits stay") for each in after.assumed)

@@ -5,6 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.host_clocks import clock_reasons, shared_clocks
+from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
@@ -231,6 +233,56 @@ def test_two_hosts_of_one_name_have_two_clocks_though_some_of_their_ranks_meet_b
     )
     run = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
     assert match_and_align(run).clocks.offset_ns != dict.fromkeys(range(4), 0.0)
+
+
+AHEAD_MS = 18.0
+
+
+def sessions(
+    intervals_ms: list[float], *, ahead_ms: float, files: tuple[str, str] = ("a", "b"), seen_late: int = 0
+) -> Run:
+    """Return two ranks whose recordings, of these files, state one clock; the clock of rank 1 is ahead, and it sees so
+    many ends late."""
+    starts = np.cumsum([0.0, *intervals_ms]).tolist()
+    late = [3.0 * (at < seen_late) for at in range(len(starts))]
+    calls = {0: [Met(start=at, end=at + 1) for at in starts],
+             1: [Met(start=at, end=at + 1 + more) for at, more in zip(starts, late, strict=True)]}  # fmt: skip
+    run = job(calls, {"all": (0, 1)}, lasts=starts[-1] + 10, clock={1: ahead_ms})
+    made = {}
+    for rank, each in run.ranks.items():
+        source = np.full(1, len(each.names), each.recordings.source.dtype)
+        made[rank] = replace(
+            each, names=(*each.names, files[rank]), recordings=replace(each.recordings, source=source),
+            recorded={"clock": "session 1"},
+        )  # fmt: skip
+    return replace(run, ranks=made)
+
+
+UNLIKE_MS = [5.0, 23.0, 31.0, 9.0, 12.0, 41.0, 7.0]
+
+
+@pytest.mark.parametrize("ahead_ms", [AHEAD_MS, -1.0])
+def test_recordings_that_name_one_clock_have_two_where_their_calls_end_one_distance_apart(ahead_ms: float) -> None:
+    found = match_and_align(sessions(UNLIKE_MS, ahead_ms=ahead_ms))
+    assert found.clocks.offset_ns == {0: 0.0, 1: ahead_ms * MS}
+    assert any("one distance apart, as on several" in each for each in found.matching.reasons)
+    assert (found.matching.unmatched, found.clocks.residual_ns) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        sessions(UNLIKE_MS, ahead_ms=AHEAD_MS, files=("a", "a")),  # one file of one profiler
+        sessions([20.0] * 7, ahead_ms=20.0),  # each call may be paired with the one before
+        sessions(UNLIKE_MS, ahead_ms=0.1),
+        sessions(UNLIKE_MS, ahead_ms=AHEAD_MS, seen_late=3),  # its ends are not seen when they are
+        sessions(UNLIKE_MS[:2], ahead_ms=AHEAD_MS),
+    ],
+)
+def test_a_clock_that_recordings_name_holds_where_calls_do_not_prove_another(run: Run) -> None:
+    hosts = shared_clocks(run, match(run).blocks)
+    assert hosts == {0: "session 1", 1: "session 1"}
+    assert clock_reasons(run, hosts) == ()
 
 
 def test_ranks_that_one_profiler_recorded_have_one_clock_whatever_their_calls_say() -> None:

@@ -66,6 +66,13 @@ def test_what_calls_of_one_group_and_size_take_longer_than_the_second_shortest_i
     assert "waiting for ranks that were not recorded, or other traffic on the link" in said.title
 
 
+def test_of_a_thousandth_of_a_step_nothing_is_said() -> None:
+    """One call of five waits 50 us, beside compute of 10 or of 100 ms."""
+    waits = [[10, 60, 12, 12, 12, 12]]
+    assert found(steps_of(waits, KNOWN, compute_us=(10_000,)))
+    assert not found(steps_of(waits, KNOWN, compute_us=(100_000,)))
+
+
 def test_of_fewer_calls_or_of_other_groups_nothing_is_said() -> None:
     assert not found(steps_of([[10, 60, 12, 110]], KNOWN))
     assert not found(steps_of([[10, 60, 12, 110, 12]], UNSIZED)), "one step, and nobody knows of which groups and sizes"
@@ -179,6 +186,45 @@ def test_a_single_call_that_is_much_of_the_loss_is_named() -> None:
     assert "one_long_call" not in found(steps_of([[10, 450, 12, 14, 12, 450]], KNOWN)), "two events"
 
 
+def test_a_single_call_is_no_part_of_what_calls_take_longer_in_a_usual_step() -> None:
+    """By hand: of three steps whose calls need 12 us, one call takes 900 us in the second, and one 62 in each. The last
+    one lacks the first call of a next one, for which its compute would wait: it is no whole step."""
+    usual = [12, 62, 12, 14, 12, 12]
+    said = found(steps_of([usual, [12, 62, 12, 14, 12, 900], usual], KNOWN))
+    assert said["one_long_call"].evidence["exposed_longer_ns"] == 888 * US
+    evidence = said["longer_than_like"].evidence
+    assert evidence["longer_ns"] == round((2 * 50 + 888) * US / 2)
+    assert evidence["usual_longer_ns"] == 50 * US
+    alone = found(steps_of([[10, 62, 12, 14, 12, 900]], KNOWN))["longer_than_like"].evidence
+    assert alone["usual_longer_ns"] == alone["longer_ns"] == 938 * US, "of the only step it is a part"
+
+
+@pytest.mark.parametrize(("other", "first"), [("1", True), ("0", False)])
+def test_the_first_call_of_a_group_in_a_recording_may_be_long_as_ranks_begin_to_record_apart(
+    other: str, first: bool
+) -> None:
+    """The long call is the second of its rank: the one before it is of another group, or of the same."""
+    timeline = steps_of([[10, 900, 12, 12, 14, 12]], KNOWN)
+    codes = timeline.collectives.group.copy()
+    codes[0] = len(timeline.names) if other == "1" else codes[0]
+    timeline = replace(
+        timeline, names=(*timeline.names, "1"), collectives=replace(timeline.collectives, group=codes)
+    )  # fmt: skip
+    one = found(timeline)["one_long_call"]
+    assert (one.severity, one.evidence["is_first"]) == (("info", True) if first else ("warning", False))
+    assert ("it is the first of its group in the recording, so ranks may just have begun to record apart; else one of"
+            in one.title) is first  # fmt: skip
+    assert "was late once" in one.title
+
+
+def test_where_the_size_of_the_job_is_not_known_several_recorded_ranks_may_be_all_of_it() -> None:
+    timeline = steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)
+    unknown = Run(world_size=None, ranks={0: timeline, 1: replace(timeline, rank=1)}, groups=(EIGHT,))
+    (said,) = (each.title for each in analyze(unknown).findings if each.id == "longer_than_like")
+    assert "waiting for other ranks" in said
+    assert "waiting for ranks that were not recorded" in found(timeline)["longer_than_like"].title
+
+
 def test_the_text_says_it_below_the_causes_and_advice_asks_for_all_ranks() -> None:
     run = Run(world_size=8, ranks={0: steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)}, groups=(EIGHT,))
     analysis = analyze_with_advice(run)
@@ -215,13 +261,15 @@ def test_where_launches_cost_more_than_what_is_left_communication_is_not_the_lar
 
 def test_of_some_ranks_of_a_group_waits_are_between_these_and_nothing_sounds_like_a_contradiction() -> None:
     ranks = {rank: replace(steps_of([[10, 60, 12, 110, 12, 14]] * 3, KNOWN), rank=rank) for rank in (0, 1)}
-    shown = text.render(analyze(Run(world_size=8, ranks=ranks, groups=(EIGHT,))))
+    shown = text.render(analyze(Run(world_size=8, ranks=ranks, groups=(EIGHT,))), all_rows=True)
     assert "wait time between the recorded ranks  waited ms  delayed each of the others ms" in shown
     assert "18 collectives matched among the recorded ranks; other members of their groups are missing." in shown
     assert (
         "No critical path: 6 of the 8 ranks of its groups were not recorded, so no path across ranks is known." in shown
     )
+    shown = text.render(analyze(Run(world_size=16, ranks=ranks, groups=(EIGHT,))))
+    assert "No critical path: 14 of the 16 ranks were not recorded, so no path across ranks is known." in shown
     pair = Group(name="0", size=2, ranks=(0, 1))
-    whole = text.render(analyze(Run(world_size=2, ranks=ranks, groups=(pair,))))
+    whole = text.render(analyze(Run(world_size=2, ranks=ranks, groups=(pair,))), all_rows=True)
     assert "wait time, whole recording  waited ms  of collective time" in whole
     assert "18 collectives matched across ranks." in whole

@@ -88,6 +88,7 @@ def together(
     members: tuple[int, ...] = (0, 1),
     groups: tuple[Group, ...] = (),
     hosts: Mapping[int, str] | None = None,
+    began_ns: Mapping[int, float] | None = None,
 ) -> tuple[Run, CrossRank]:
     run = Run(
         world_size=len(members),
@@ -102,6 +103,7 @@ def together(
         splits=with_begins(run, split_waits(matching.blocks, known), hosts or {}),
         uneven=tuple(split_waits(matching.uneven, known)),
         pairs=match_pairs(run, known),
+        began_ns=began_ns or {},
     )
 
 
@@ -309,6 +311,20 @@ def test_a_rank_that_computes_as_long_but_began_later_is_late_by_its_host() -> N
     slower = rank_of(1, [met, (60, 70, 60)], [(20, 60, "gemm")])
     _, found = explained(rank_of(0, [met, (30, 70, 30)], [(10, 30, "gemm")]), slower)
     assert (found[0]["peer_compute"], found[0]["peer_host"]) == (20, 10)
+
+
+def test_before_a_late_rank_was_recorded_it_did_not_idle_until_the_ranks_have_met() -> None:
+    """It still computes at the end of the first call, as its recording began later: they meet in the second one."""
+    waits = rank_of(0, [(20, 60, 20), (80, 110, 80), (120, 150, 120)], [(0, 60, "gemm"), (60, 80, "gemm")],
+                    has_device=True)  # fmt: skip
+    late = rank_of(1, [(50, 60, 50), (105, 110, 105), (145, 150, 145)], [(25, 60, "gemm"), (60, 105, "gemm")],
+                   has_device=True)  # fmt: skip
+    _, found = explained(waits, late)
+    idled = found[0]["peer_host"]
+    _, apart = explained(waits, late, began_ns={0: 0.0, 1: 25.0})
+    assert apart[0]["start_of_recording"] == 25
+    assert apart[0]["peer_host"] == idled - 25, "what came after they met is the late host's"
+    assert "start_of_recording" not in explained(waits, late, began_ns={0: 0.0, 1: 0.0})[1][0]
 
 
 def test_a_pause_of_the_late_rank_that_the_other_spent_in_a_call_made_it_no_later() -> None:

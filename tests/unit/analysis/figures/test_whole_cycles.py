@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.cost.whole_cycles import causes_cut, cut_short
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, with_costs
@@ -207,3 +209,25 @@ def test_work_of_the_device_in_a_lead_is_no_part_of_it() -> None:
     lead = found(replace(timeline, spans=replace(timeline.spans, **joined))).lead
     assert lead is not None
     assert lead.quiet_ns == 20 * MS
+
+
+def shortened(number: int) -> list[Kernel | Sent]:
+    """Return such a step; of what the last one gathers a third is recorded, for which nothing that is waits."""
+    *compute, gather = gathers(number)
+    return [*compute, replace(gather, end=800)] if number == GATHERED else [*compute, gather]
+
+
+def test_a_step_that_is_cut_short_has_no_part_in_causes_and_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.step_cases.STEPS", GATHERED + 1)
+    run = made(shortened)
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    head = analysis.headline
+    assert [info.steps[-1].causes for info in analysis.ranks] == [{"tail": 100 * US}] * 2
+    assert analysis.throughput is not None
+    assert analysis.throughput.cut_short == head.causes_cut == [GATHERED]
+    assert head.causes == {"dependency": 300 * US}
+    given = RuleInput.of(run, analysis, together)
+    assert given.united_ns(analysis.collectives)[0] == 300 * US, "of the whole steps, not 250"
+    assert given.numbers == {0: (0, 1, 2), 1: (0, 1, 2)}
+    assert given.steps == GATHERED + 1, "sums of calls are of all complete steps"

@@ -26,8 +26,10 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.report.text.chain import link_words
 from overlapscope.timeline.columns import COMM, COPY, HOST, NONE, OPERATION
 from overlapscope.timeline.intervals import difference, length, union
+from overlapscope.timeline.run import Run
 from tests.support.graph_programs import (
     START_NS,
+    CopyBack,
     Launch,
     Operation,
     Program,
@@ -108,9 +110,33 @@ def test_gaps_after_a_synchronisation_are_charged_to_it_until_the_host_leads_aga
     assert again["launch_bound"] == pytest.approx(2_000, abs=50)
 
 
-def test_a_synchronisation_that_follows_soon_ends_what_the_one_before_it_took() -> None:
-    after = [each for _ in range(5) for each in (Work(400 * US), Launch(0, 5 * US), Sync())]
-    found = idle(Launch(0, 2_000 * US), Sync(), *after)
+def test_until_what_was_launched_before_the_recording_has_ended_idle_time_is_nobodys() -> None:
+    """Copies run on another stream meanwhile; the host launched the first of them late."""
+    calls = [("cudaMemcpyAsync", 10, 13, 1), ("cudaLaunchKernel", 20, 23, 2), ("cudaMemcpyAsync", 2_000, 2_003, 3),
+             ("cudaLaunchKernel", 9_000, 9_003, 4)]  # fmt: skip
+    ran = [(1, 15, 16, 1), (1, 2_005, 2_006, 3), (0, 5_000, 8_000, 2), (0, 9_005, 9_900, 4)]
+    timeline = trace(calls, ran, kinds={0: COPY, 1: COPY})
+    found = figures(Simulated(Run(world_size=None, ranks={0: timeline}), 0))
+    causes = {cause: taken // US for cause, taken in found.idle_causes.items()}
+    assert causes == {"start_of_recording": 5_000 - 15 - 2, "launch_bound": 1_000, "launch_latency": 5}
+
+
+def soon_again(*again: Operation) -> list[Operation]:
+    """Return a long wait and then, five times, work of the host, a kernel and another wait."""
+    after = [each for _ in range(5) for each in (Work(400 * US), Launch(0, 5 * US), *again)]
+    return [Launch(0, 2_000 * US), *([Sync()] if again else []), *after]
+
+
+def test_synchronisations_that_follow_soon_are_charged_with_the_lead_that_the_first_took() -> None:
+    found = idle(*soon_again(Sync()))
+    with_it, without = (simulate({0: [Launch(0, 10 * US), *soon_again(*again)]}).length_ns for again in ([Sync()], []))
+    assert found["drained"] == pytest.approx((with_it - without) / US, abs=50)
+    assert "launch_bound" not in found
+
+
+@pytest.mark.parametrize("again", [Sync(0), CopyBack(0, US)], ids=["another synchronisation", "a copy"])
+def test_a_wait_of_another_kind_that_follows_soon_ends_what_the_one_before_it_took(again: Operation) -> None:
+    found = idle(*soon_again(again))
     assert found["drained"] < 500, "without the first alone the host would have waited in the second"
     assert found["launch_bound"] > 1_400
 
@@ -396,6 +422,71 @@ def test_a_call_launched_after_its_data_were_ready_beside_compute_was_late() -> 
     assert exposed(*program)["late_launch"] == 289 - 103
     without_compute = [each for at, each in enumerate(program) if at != 2]
     assert "late_launch" not in exposed(*without_compute)
+
+
+def sent(name: str, lane: int = 1, call: str | None = None, ns: int = 400 * US) -> list[Operation]:
+    """A call whose stream waits for the stream of compute, as torch makes it wait."""
+    return [Record(f"before {name}", 0), Wait(f"before {name}", lane), Launch(lane, ns, COMM, name, call)]
+
+
+@pytest.mark.parametrize(
+    ("between", "cause"),
+    [
+        pytest.param([], "host_waited", id="the host alone"),
+        pytest.param(COMPUTE_WAITS, "dependency", id="the stream of compute as well"),
+        pytest.param([Record("done", 1), *sent("other", 2, ns=10 * US)], "host_waited", id="that of another call"),
+        pytest.param(
+            [Record("done", 1), Wait("done", 0), *sent("other", 2, ns=10 * US)], "dependency",
+            id="that of compute before another call",
+        ),
+    ],
+)  # fmt: skip
+def test_compute_that_only_the_host_held_back_did_not_wait_for_the_call(between: list[Operation], cause: str) -> None:
+    found = exposed(*sent("gather"), *between, Sync(1), Launch(0, 100 * US))
+    assert found[cause] == pytest.approx(400, abs=10)
+
+
+def test_where_no_wait_of_a_stream_was_recorded_compute_depends_on_what_its_host_waited_for() -> None:
+    assert list(exposed(Launch(1, 400 * US, COMM, "gather"), Sync(1), Launch(0, 100 * US))) == ["dependency"]
+
+
+def test_a_call_that_a_stream_was_made_to_wait_for_before_the_next_call_is_not_ahead_of_it() -> None:
+    # The wait of the next call's own stream follows it, before one launch.
+    for asks in ([], [Record("first", 1), Wait("first", 0)]):
+        program = [Launch(0, 10 * US), *sent("reduce"), *asks, *sent("gather"), *COMPUTE_WAITS, Launch(0, 100 * US)]
+        found = figures(simulate({0: program}, record_syncs=False)).exposed_causes
+        assert ("ahead" in found) == (not asks)
+
+
+def prepared(at: int, pause_us: int) -> list[Operation]:
+    """A gather on stream 1 of what a kernel on stream 2 copies, launched by a host that had waited for its device
+    `pause_us` after compute of 300 us that it does not need, and compute that waits for it."""
+    return [
+        Sync(), Launch(0, 300 * US), Work(pause_us * US),
+        Launch(2, 5 * US), Record(f"copied {at}", 2), Wait(f"copied {at}", 1),
+        Launch(1, 200 * US, COMM, "gather"), Record(f"gathered {at}", 1), Wait(f"gathered {at}", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pause_us", "late"), [(240, True), (0, False)])
+def test_a_call_launched_beside_compute_that_it_did_not_need_was_late(pause_us: int, *, late: bool) -> None:
+    program = [each for at in range(3) for each in prepared(at, pause_us)]
+    for record_syncs in (True, False):
+        found = figures(simulate({0: [Launch(0, 10 * US), *program, Launch(0, 100 * US)]}, record_syncs=record_syncs))
+        assert (found.exposed_causes.get("late_launch", 0) > 250 * US) == late
+    waits_for_compute = [Launch(0, 300 * US), Work(240 * US), *sent("gather", ns=200 * US), *COMPUTE_WAITS]
+    assert "late_launch" not in exposed(*waits_for_compute, Launch(0, 100 * US)), "it needed what ran until then"
+
+
+def test_a_kernel_that_prepares_the_next_call_is_not_the_compute_that_waits() -> None:
+    """The gather runs for 400 us; the copy for the next one is launched 150 us after it."""
+    program = [
+        *sent("gather"), Record("gathered", 1), Work(150 * US), Launch(2, 5 * US), *sent("gather 2", ns=10 * US),
+        Wait("gathered", 0), Launch(0, 100 * US),
+    ]  # fmt: skip
+    found = exposed(*program)
+    assert "host_not_ready" not in found
+    assert found["dependency"] == pytest.approx(400, abs=20)
 
 
 @settings(deadline=None, max_examples=40)

@@ -24,6 +24,7 @@ from overlapscope.analysis.graph.removal import (
     with_work_of,
 )
 from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
+from overlapscope.analysis.stragglers.stragglers import measured_slowdown
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, simulate, write_kineto
@@ -169,7 +170,7 @@ def test_what_a_step_gains_is_the_mean_over_the_steps_that_all_recorded() -> Non
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
     windows, found = job_bounds(whole.graph, run.ranks), removal(whole.replayed, culprits, programs)
-    step = of_a_step(whole, run.ranks, culprits, programs)
+    step = of_a_step(whole, run.ranks, culprits, programs, slowdown=measured_slowdown(run, culprits))
     assert found
     assert step
     taken = [each.length_ns(whole.graph.nodes.time_ns) for each in windows]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.analysis.graph.answers import HIDDEN_WAITS
+from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import (
@@ -32,6 +32,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.self_test import causes_failed, hidden_waits_ns
+from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.timeline.columns import COMPUTE, COPY, HOST, RUNTIME
 from overlapscope.timeline.run import RankTimeline
 from tests.support.graph_programs import Launch, Operation, Poll, Record, Sync, Thread, Wait, Work, simulate
@@ -336,6 +337,8 @@ def test_too_few_reads_to_show_that_a_host_waits_leave_its_pauses_doubtful(waits
         pytest.param(500, 120, False, id="later"),
         pytest.param(50_000, 900, True, id="soon for so long a stretch"),
         pytest.param(50_000, 1_100, False, id="later for it"),
+        pytest.param(500_000, 1_900, True, id="as soon for the longest stretch"),
+        pytest.param(500_000, 2_100, False, id="later, though for so long a stretch"),
     ],
 )
 def test_a_stretch_that_ends_soon_after_a_stream_drained_may_be_a_wait(
@@ -381,3 +384,29 @@ def test_waits_that_may_be_hidden_forbid_causes_only_where_they_are_a_tenth_of_t
     program = [Launch(0, host_us * US), Work((host_us + 50) * US), Launch(0, 50_000 * US), Sync()]
     graph = rank_graph(simulate({0: program}, record_syncs=False).rank)
     assert causes_failed(graph) == failed
+
+
+QUEUED: list[Called] = [("cudaMemcpyAsync", 0, 3, 1), *(("cudaLaunchKernel", at, at + 3, at) for at in (10, 20, 30))]
+
+
+@pytest.mark.parametrize(
+    ("between", "lane", "failed"),
+    [
+        pytest.param([], 0, None, id="its stream still ran what was launched before"),
+        pytest.param([("cudaStreamSynchronize", 15, 1_000, 2)], 0, UNKNOWN, id="the host waited for the device"),
+        pytest.param([], 1, UNKNOWN, id="a stream that begins when the one that computes runs"),
+    ],
+)
+def test_time_behind_work_of_before_the_recording_is_not_unknown(
+    between: list[Called], lane: int, failed: str | None
+) -> None:
+    """The second kernel's stream is not that which computes most, where `lane` is 1."""
+    ran: list[Ran] = [(2, 5, 6, 1), (0, 5_000, 6_000, 10), (lane, 6_001, 7_000, 20), (lane, 7_001, 20_000, 30)]
+    if lane:
+        ran[1:] = [(0, 15, 16_000, 10), (lane, 25_000, 26_000, 20), (lane, 26_001, 27_000, 30)]
+    graph = rank_graph(trace([*QUEUED, *between], ran, kinds={0: COPY}))
+    assert causes_failed(graph) == failed
+    path = whole_path(graph)
+    assert path
+    before, unknown = (path.parts[part] // US for part in ("before_recording", "unknown"))
+    assert (before > 4_900, unknown > 4_900) == ((True, False) if failed is None else (False, True))

@@ -5,7 +5,7 @@ import pytest
 
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import EVENT, OCCUPANCY, SYNC, Graph
-from overlapscope.timeline.columns import COMM, COMPUTE
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.graph_programs import Launch, Operation, Record, Sync, Wait, Work, simulate
 from tests.unit.analysis.graph.test_rules import edges, trace
 
@@ -41,10 +41,14 @@ def test_a_wait_that_did_not_bind_was_for_the_stream_of_those_that_did() -> None
 
 
 def test_a_wait_that_was_over_before_the_stream_had_come_so_far_was_for_another() -> None:
-    """The third call is launched after a kernel that still runs when it begins: it cannot wait for what came last."""
+    """The third call is launched after a kernel that still runs when it begins: it cannot wait for what came last, but
+    for the one after which its event was recorded."""
     program = [*reduced(0, 900), *reduced(1, 900), *reduced(2, 20, pause_us=3_000)]
     program[-2:-2] = [Launch(0, 5_000 * US)]
-    assert awaited(graph_of(program)) == [("0.0", "1.0"), ("0.1", "1.1")]
+    assert awaited(graph_of(program)) == [("0.0", "1.0"), ("0.1", "1.1"), ("0.2", "1.2")]
+    program[-4:-4] = [Launch(2, US, COPY)]  # before the event, which may be of that stream then
+    program[-6], program[-5] = program[-5], program[-6]
+    assert ("0.2", "1.2") not in awaited(graph_of(program))
 
 
 def test_without_a_wait_that_bound_events_are_on_the_stream_that_was_launched_to_last() -> None:

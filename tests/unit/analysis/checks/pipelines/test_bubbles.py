@@ -36,12 +36,16 @@ def test_an_uneven_stage_makes_the_others_wait_for_longer_than_they_need():
     assert evidence["excess_ns"]["1"] == pytest.approx(window - busy - busy * 3 / 8, rel=0.02)
     assert evidence["excess_ns"]["2"] < 0.05 * window
     assert min(evidence["bubble_ns"], key=evidence["bubble_ns"].get) == "2"
+    assert evidence["busiest_stage"] == 2
+    assert evidence["uneven_ns"] == pytest.approx(min(8 * 12 * MS, max(evidence["excess_ns"].values())), rel=0.02)
+    assert finding.title.endswith(f"; {evidence['uneven_ns'] / 1e6:.3f} ms of it as stage 2 is busy for longer")
 
 
 def test_one_recorded_stage_is_enough():
     run = pipeline([5, 5, 9, 5], 8)
     (finding,) = said(replace(run, ranks={1: run.ranks[1]}))
     assert finding.evidence["stages_recorded"] == 1
+    assert "busiest_stage" not in finding.evidence
 
 
 def test_nothing_is_said_where_stages_or_microbatches_are_unknown():

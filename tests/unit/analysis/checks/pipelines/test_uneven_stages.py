@@ -101,8 +101,15 @@ def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
     assert _held_ns(replace(run, ranks={**run.ranks, 0: noted})) == {0: 400 * MS, 1: 0}
 
 
-@pytest.mark.parametrize(("layers", "words"), [(1, "a layer takes more (about 96.0 ms)"), (6, "move layers to them")])
-def test_layers_are_moved_only_where_one_is_shorter_than_what_a_stage_has_more(layers, words):
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        pytest.param(1, "a layer takes more (about 96.0 ms)", id="another stage would be the slowest"),
+        pytest.param(6, "moving whole layers (about 16.0 ms each) would gain 8.0 ms of it; what it has", id="few"),
+        pytest.param(12, "move layers to them (2, of about 8.0 ms each)", id="16 of the 18 ms of equal stages"),
+    ],
+)
+def test_layers_are_moved_only_where_whole_ones_gain_most_of_what_a_stage_has_more(layers, words):
     """A stage computes 96 ms a step in its layers, and the last one 24 ms more in something else."""
     ranks = {}
     for rank, each in pipeline([5, 5, 5, 5], 8).ranks.items():
@@ -153,6 +160,12 @@ def test_a_stage_with_more_work_is_to_be_evened_out_by_at_most_what_it_has_more_
         "computes for 250 ms a step, 96 ms more than the other stages, at the usual speed of its kernels" in found.title
     )
     assert found.gain_high_ns == 90 * MS, "what it computes more than the mean bounds the gain, too"
+    layers = of_step | {"layer_step_ns": 40 * MS}
+    found = advised([5, 5, 9, 5], layers)
+    assert found.gain_high_ns == 56 * MS, "of 216 ms two layers move: two stages have 160 ms then"
+    assert found.apply["torch"] == "# move layers to them (2, of about 40.0 ms each)"
+    assert "as a whole" in found.assumed[0]
+    assert advised([5, 5, 9, 5], of_step | {"layer_step_ns": 80 * MS}).gain_high_ns == 72 * MS, "finer parts gain more"
     assert advised([5, 5, 5, 5]) is None
     little = {"more_step_ns": 6 * MS, "step_work_ns": {"0": 120 * MS, "1": 120 * MS, "2": 126 * MS, "3": 120 * MS}}
     assert advised([5, 5, 9, 5], little) is None, "4.5 ms of a step of 253 ms"
