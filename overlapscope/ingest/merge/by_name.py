@@ -15,6 +15,8 @@ from overlapscope.ingest.options import BY_NAME
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
+DEVICES_OF_A_HOST: Final = 8
+"""Numbers in names below this are ranks, also where some are missing: processes have larger ones."""
 RANKS_PER_FILE: Final = 64
 """Of so many ranks one at least is given: larger numbers in names are those of processes."""
 

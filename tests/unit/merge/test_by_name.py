@@ -137,10 +137,15 @@ def test_where_names_differ_by_the_numbers_of_all_ranks_these_are_the_ranks() ->
     assert warnings(run) == ["ranks are the numbers in the names of the files, as no file states its rank"]
 
 
+def test_of_the_devices_of_a_host_some_may_be_missing() -> None:
+    ((_, run),) = assemble_jobs(silent("pp.5.sqlite", "pp.7.sqlite"), {})
+    assert ranks_of(run) == {"pp.5.sqlite": (5,), "pp.7.sqlite": (7,)}
+
+
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
-        (("pp.5.sqlite", "pp.7.sqlite"), {"pp.5.sqlite": 5, "pp.7.sqlite": 7}),
+        (("pp.5.sqlite", "pp.8.sqlite"), {"pp.5.sqlite": 5, "pp.8.sqlite": 8}),
         (("pp.4711.sqlite", "pp.4712.sqlite"), {"pp.4711.sqlite": 0, "pp.4712.sqlite": 1}),
         (("a0_b1.json", "a1_b0.json"), {"a0_b1.json": 0, "a1_b0.json": 1}),
         (("a0.json", "b1.json"), {"a0.json": 0, "b1.json": 1}),
