@@ -30,7 +30,13 @@ from overlapscope.advice.hosts.host_paced import host_paced
 from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank, one_call, with_no_setting
-from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
+from overlapscope.advice.losses.blocked_host import (
+    AWAITED_NS,
+    allocator_churn,
+    blocking_calls,
+    data_loading,
+    garbage_collection,
+)
 from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.computing_calls import computing_calls
 from overlapscope.advice.losses.gradient_accumulation import gradient_accumulation
@@ -43,7 +49,7 @@ from overlapscope.advice.losses.largest_loss import (
 )
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.pausing_host import pausing_host
-from overlapscope.advice.losses.sharded_optimizer import sharded_optimizer
+from overlapscope.advice.losses.sharded_optimizer import HOST_WAITED_NS, sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
@@ -145,6 +151,8 @@ all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32,
 0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
 OF_WAITING: Final = frozenset({"computing_calls", "uneven_steps", "uneven_stages"})
 """Recommendations on what makes ranks wait: they are no settings whose gain waiting leaves out."""
+MOSTLY_WAITED: Final = 0.5
+"""Calls of which the host alone waited for this share of the exposed time are overlapped once it does not. A choice."""
 OF_LAUNCHES: Final = frozenset({"launch_bound", "flatten_gradients"})
 """Recommendations that lessen launches, and ..."""
 MOSTLY_HOST: Final = 0.5
@@ -194,6 +202,8 @@ def _by_rules(
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
+    if _is_of_waits(found):
+        found.pop("sharded_optimizer")
     if given.run_has_device and any(map(comes_first, found.values())):
         found.pop("data_loading", None)  # hosts without a core pause while they fetch a batch, too
     if late:
@@ -227,6 +237,14 @@ def _fixed_first(analysis: Analysis, late: Recommendation | None, cores: Recomme
     if cores is None or not comes_first(cores):
         return [late] if late else []
     return [cores, late] if late and analysis.skew.stragglers else [cores]
+
+
+def _is_of_waits(found: Mapping[str, Recommendation]) -> bool:
+    """Return whether most of what a sharded optimizer exposes is what only the host waits for, which `found` says."""
+    sharded, waits = found.get("sharded_optimizer"), found.get("blocking_calls")
+    if sharded is None or waits is None or not waits.evidence.get(AWAITED_NS):
+        return False
+    return bool(sharded.evidence[HOST_WAITED_NS] >= MOSTLY_WAITED * sharded.evidence["exposed_ns"])
 
 
 def _is_of_pauses(late: Recommendation, found: Mapping[str, Recommendation]) -> bool:

@@ -214,11 +214,10 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     means = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
     on_rank = "" if lost.of else _mostly(means, lost.ns).lstrip(", ")
     in_steps = most_by_number(given, found.by_window)
-    beside = f", and compute that would hide {ms(awaited_ns)} of communication is launched after it," * (awaited_ns > 0)
     return recommended(
         given,
         id="blocking_calls",
-        title=f"Let the host run ahead: the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'}{beside} "
+        title=f"Let the host run ahead: {_costs(given, lost, on_rank, awaited_ns)} "
         f"because the host waits for it ({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
         at_most_ns=lost.ns + awaited_ns,
         bound_from="loss",
@@ -237,6 +236,16 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         ],
         assumed=[not_at_once(given.job), bound(given)],
     )
+
+
+def _costs(given: RuleInput, lost: RankLoss, on_rank: str, awaited_ns: int) -> str:
+    """Return words for what waits of the host cost: idle time, where it is worth it, and communication that no compute
+    overlaps."""
+    idles = f"the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'}"
+    if not awaited_ns:
+        return idles
+    late = f"compute that would overlap {ms(awaited_ns)} of communication is launched after it,"
+    return f"{idles}, and {late}" if given.is_worth(lost.ns) else f"in a {ms(given.step_ns)} {given.per} {late}"
 
 
 def not_at_once(job: JobKind) -> str:

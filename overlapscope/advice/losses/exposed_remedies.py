@@ -43,6 +43,8 @@ BY_TURNS_FROM: Final = 0.25
 """They do where each waits for this share of what one of them waits most. A choice."""
 INSTEAD: Final = {
     **OF_OWN_CALLS,
+    "host_waited": "# no synchronisation of the host between the call and the next compute: a stream that needs the "
+    "result waits for an event",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
     "pipeline": COUNT_BATCHES,
     "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "

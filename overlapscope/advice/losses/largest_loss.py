@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
+from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
@@ -91,12 +92,14 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     steps = {given.per: 1, "recording": max(given.steps, 1)}
     lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
     # Where another recommendation names idle time, with these gaps, what is exposed is left to name.
-    of_idle = sum(ns for name, ns in lost if name in OF_IDLE) + _of_bursts_ns(given, found)
+    # What compute could run beside, without waits of the host, is exposed, and not idle.
+    awaited = sum(each.evidence.get(AWAITED_NS, 0) for each in found if each.id == "blocking_calls")
+    of_idle = sum(ns for name, ns in lost if name in OF_IDLE) - awaited + _of_bursts_ns(given, found)
     is_named = of_idle >= ADDRESSED * (idle + beside) > 0
     of_exposed |= exposed >= idle and is_named
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, OF_IDLE)
     others = max((ns for _, ns in lost), default=0)
-    addressed = sum(ns for name, ns in lost if name in named) if of_exposed else of_idle
+    addressed = sum(ns for name, ns in lost if name in named) + awaited if of_exposed else of_idle
     outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
     # Whoever is late in a group that is known to wait, no overlap of its calls brings back what is waited.
     outlying |= of_exposed and bool(waiting_groups(given.analysis))

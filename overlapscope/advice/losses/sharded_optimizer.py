@@ -11,7 +11,7 @@ from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Wind
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA
-from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, split_by
 from overlapscope.timeline.run import RankTimeline
@@ -24,6 +24,8 @@ TORCH: Final = (
     "# gather beside the next forward, module by module, and wait for each before it computes",
 )
 UNTIL_NEXT: Final = "a step has time without communication"
+HOST_WAITED_NS: Final = "host_waited_ns"
+"""In the evidence: exposed time of these calls that only the host waited for (`blocking_calls`)."""
 
 
 class _Sharded(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,10 @@ class _Sharded(msgspec.Struct, frozen=True, kw_only=True):
     beside_ns: float
     """How much of both is overlapped ..."""
     gather_beside_ns: float
+    """... and how much of what is gathered."""
+    waited_ns: float
+    """How much of both, exposed, only the host waited for ..."""
+    gather_waited_ns: float
     """... and how much of what is gathered."""
     forward_ns: float
     """From the begin of a step to its first call of backward, at most; infinite where that is not known."""
@@ -67,7 +73,11 @@ def _of_gathers(given: RuleInput, found: _Sharded) -> Recommendation | None:
         f"{ms(found.gather_ns)} of a {ms(given.step_ns)} {given.per}, and nothing is computed beside it",
         at_most_ns=at_most,
         apply={"megatron": GATHER, "torch": TORCH[1]},
-        evidence={"gather_ns": round(found.gather_ns), "exposed_ns": round(exposed)}
+        evidence={
+            "gather_ns": round(found.gather_ns),
+            "exposed_ns": round(exposed),
+            HOST_WAITED_NS: round(found.gather_waited_ns),
+        }
         | ({"forward_ns": round(found.forward_ns)} if known else {}),
         measured=["these calls, and that nothing is computed beside them"],
         assumed=[
@@ -97,6 +107,7 @@ def _of_both(given: RuleInput, found: _Sharded) -> Recommendation | None:
             "reduce_ns": round(reduces),
             "gather_ns": round(gathers),
             "exposed_ns": round(reduces + gathers - found.beside_ns),
+            HOST_WAITED_NS: round(found.waited_ns),
         },
         measured=["these calls, and that nothing is computed beside them"],
         assumed=[
@@ -126,6 +137,8 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
     rows = np.concatenate(found) if found else np.empty(0, np.int64)
     took, gathered = calls.end_ns[rows] - calls.start_ns[rows], gathers[rows]
     beside = compute.within(calls.start_ns[rows], calls.end_ns[rows])
+    waited = BusyTime((given.parts[timeline.rank].by_graph or {}).get("host_waited", union()))
+    of_host = waited.within(calls.start_ns[rows], calls.end_ns[rows])
     # The last step may end before what the next one begins with is gathered.
     steps = max(len(windows) - int(not (window_of(windows, calls.start_ns[rows]) == len(windows) - 1).any()), 1)
     return _Sharded(
@@ -133,6 +146,8 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
         gather_ns=int(took[gathered].sum()) / steps,
         beside_ns=int(beside.sum()) / steps,
         gather_beside_ns=int(beside[gathered].sum()) / steps,
+        waited_ns=int(of_host.sum()) / steps,
+        gather_waited_ns=int(of_host[gathered].sum()) / steps,
         forward_ns=_forward_ns(timeline, windows),
     )
 

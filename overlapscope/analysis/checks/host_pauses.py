@@ -19,6 +19,7 @@ from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.python_stack import innermost, stack_at
 from overlapscope.timeline.run import RankTimeline, Run
@@ -122,13 +123,11 @@ def _costly(
     steps = max(own.steps for own in known.values())
     found, anywhere = _of_one_rank(every, len(known))
     costs = _costs_ns(found)
-    cost_ns = sum(costs.values()) / steps
+    cost_ns = sum(costs.values()) / (1 if found[0].step is None else steps)  # figures are of all recordings then
     alone = max(costs, key=costs.__getitem__) if steps >= FEWEST_STEPS else None
     alone = alone if alone is not None and costs[alone] >= IN_ONE_STEP * sum(costs.values()) else None
     between, one_place = _place(found)
     if cost_ns < WORTH * step_ns or not (anywhere or one_place or _times_a_step(found) <= FEW_A_STEP):
-        return []
-    if found[0].step is None and _each_time(found)[1] < FEWEST_RECURRING:
         return []
     inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
     does = _does(run, found, len({each.rank for each in found}) * steps)
@@ -188,10 +187,14 @@ def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[Cos
 
 
 def _at_costliest_place(every: Sequence[CostlyPause]) -> list[CostlyPause]:
-    """Return the pauses between the two operations between which devices idle for longest."""
+    """Return the pauses between the two operations between which devices idle for longest, of those between which the
+    host of a rank pauses `FEWEST_RECURRING` times."""
+    times = Counter((each.before, each.after, each.rank) for each in every)
+    recurring = {(before, after) for (before, after, _), count in times.items() if count >= FEWEST_RECURRING}
     idle_ns = Counter[tuple[str, str]]()
     for each in every:
-        idle_ns[each.before, each.after] += each.idle_ns
+        if (each.before, each.after) in recurring:
+            idle_ns[each.before, each.after] += each.idle_ns
     places = [place for place, _ in idle_ns.most_common(1)]
     return [each for each in every if (each.before, each.after) in places]
 
@@ -270,28 +273,33 @@ def _why_of(
     if does is not None:
         what = "the optimizer computes on the host" if does.optimizer else "that is what the host does in it"
         return f"they are in {short(does.range)} each time, which launches nothing: {what}"
-    pauses = [(run.ranks[each.rank], each) for each in found]
-    in_phase = any(IN_PHASE.search(name) for each in pauses for name in _ranges_around(*each))
+    in_phase = any(IN_PHASE.search(name) for each in found for name in _ranges_around(run.ranks[each.rank], each))
+    of_ranks: defaultdict[int, list[CostlyPause]] = defaultdict(list)
+    for each in found:
+        of_ranks[each.rank].append(each)
+    pauses = [(run.ranks[rank], own) for rank, own in of_ranks.items()]
     return _why(
         found, ranks, anywhere=anywhere, no_batch=in_phase or any(_loads_elsewhere(*each) for each in pauses),
         copied=all(_copied_to_host(*each) for each in pauses),
     )  # fmt: skip
 
 
-def _loads_elsewhere(timeline: RankTimeline, pause: CostlyPause) -> bool:
-    """Return whether ranges in which batches are fetched were recorded, and none overlaps a pause."""
+def _loads_elsewhere(timeline: RankTimeline, pauses: Sequence[CostlyPause]) -> bool:
+    """Return whether ranges in which batches are fetched were recorded, and none overlaps one of a rank's pauses."""
     notes = timeline.annotations
     loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
-    beside = (notes.start_ns < pause.start_ns + pause.paused_ns) & (notes.end_ns > pause.start_ns)
-    return bool(loads.any() and not (loads & beside).any())
+    begin, end = notes.start_ns[loads], notes.end_ns[loads]
+    return bool(begin.size) and not all(
+        ((begin < each.start_ns + each.paused_ns) & (end > each.start_ns)).any() for each in pauses
+    )
 
 
-def _copied_to_host(timeline: RankTimeline, pause: CostlyPause) -> bool:
-    """Return whether a long copy from the device to the host ended where a pause begins."""
+def _copied_to_host(timeline: RankTimeline, pauses: Sequence[CostlyPause]) -> bool:
+    """Return whether a long copy from the device to the host ended where each of a rank's pauses begins."""
     spans = timeline.spans
-    rows = np.flatnonzero((spans.kind == COPY) & (np.abs(spans.end_ns - pause.start_ns) <= COPIED_JUST_NS))
-    rows = rows[spans.end_ns[rows] - spans.start_ns[rows] >= COPIED_FOR_NS]
-    return any(TO_HOST.search(timeline.name(code) or "") for code in spans.name[rows].tolist())
+    long = (spans.kind == COPY) & (spans.end_ns - spans.start_ns >= COPIED_FOR_NS)
+    rows = np.flatnonzero(long & rows_named(spans.name, timeline.names, TO_HOST.search))
+    return all((np.abs(spans.end_ns[rows] - each.start_ns) <= COPIED_JUST_NS).any() for each in pauses)
 
 
 def _why(

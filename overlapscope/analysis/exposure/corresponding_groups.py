@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Collectives, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
-from overlapscope.timeline.rows import MOST, factorize_rows, smallest_by
+from overlapscope.timeline.rows import MOST, factorize_rows, largest_by, split_by
 from overlapscope.timeline.run import Group, RankTimeline
 
 UNEVEN: Final = "all_to_all"
@@ -81,8 +81,12 @@ def _key(timeline: RankTimeline, row: int, corresponding: Mapping[str, str]) -> 
 def least_of_corresponding(
     ranks: Mapping[int, RankTimeline], needs_ns: Mapping[int, Ints], groups: Iterable[Group]
 ) -> Mapping[int, Ints]:
-    """Return how long each call of these ranks needs at most: no longer than one of its operation, type and bytes in a
-    corresponding group on any of them. `needs_ns` is what each rank's own calls say, NONE where these say nothing."""
+    """Return how long each call of these ranks needs at most: no longer than those of its operation, type and bytes in
+    a corresponding group on any of them. `needs_ns` is what each rank's own calls say, NONE where these say nothing.
+
+    Of calls of a kind that a rank says different times of, as by their place in a step, the longest holds elsewhere:
+    one that is too short may be damage.
+    """
     corresponding = corresponding_groups(groups)
     if not corresponding or len(needs_ns) < 2:
         return needs_ns
@@ -90,14 +94,14 @@ def least_of_corresponding(
     kinds = {}
     for rank, own_ns in needs_ns.items():
         rows, kind, keys = kinds[rank] = like_in_groups(ranks[rank], corresponding)
-        known_ns = np.where(own_ns[rows] == NONE, MOST, own_ns[rows])
-        for key, ns in zip(keys, smallest_by(kind, known_ns, len(keys)).tolist(), strict=True):
-            least[key] = min(least.get(key, MOST), ns)
+        for key, ns in zip(keys, largest_by(kind, own_ns[rows], len(keys)).tolist(), strict=True):
+            least[key] = min(least.get(key, MOST), MOST if ns == NONE else ns)
     found = {}
     for rank, (rows, kind, keys) in kinds.items():
         found[rank] = needs_ns[rank].copy()
-        of_kinds = np.array([least[key] for key in keys], np.int64)
-        found[rank][rows] = np.where(of_kinds == MOST, NONE, of_kinds)[kind]
+        own_ns = np.where(found[rank][rows] == NONE, MOST, found[rank][rows])
+        known_ns = np.minimum(own_ns, np.array([least[key] for key in keys], np.int64)[kind])
+        found[rank][rows] = np.where(known_ns == MOST, NONE, known_ns)
     return found
 
 
@@ -136,8 +140,8 @@ def _lasted_by_kind(
     for rank, excess in excess_ns.items():
         timeline, calls = ranks[rank], ranks[rank].collectives
         rows, kind, keys = like_in_groups(timeline, corresponding)
-        for at, key in enumerate(keys):
-            own = rows[kind == at]
+        for key, alike in zip(keys, split_by(kind), strict=True):
+            own = rows[alike]
             group = timeline.names[int(calls.group[own[0]])]
             before, ns = found[key].get(group, (own[:0], 0))
             lasted = np.append(before, (calls.end_ns - calls.start_ns)[own])

@@ -119,13 +119,11 @@ def peer_waits(
 
 def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints:
     """Return by how much later than a rank each other one began to record; 0 where that is not known."""
-    found = np.zeros(others.size, np.int64)
     if rank not in began_ns:
-        return found
-    own_ns = began_ns[rank]
-    for other in values_in(others).tolist():
-        found[others == other] = max(round(began_ns.get(other, own_ns) - own_ns), 0)
-    return found
+        return np.zeros(others.size, np.int64)
+    own_ns, known = began_ns[rank], values_in(others)
+    later = [max(round(began_ns.get(other, own_ns) - own_ns), 0) for other in known.tolist()]
+    return np.array(later, np.int64)[np.searchsorted(known, others)]
 
 
 def _met_before_step(

@@ -16,8 +16,6 @@ MOST: Final = 0.5
 """A range is named where a rank spent at least this share of its lateness more in it than its peers."""
 AS_MUCH: Final = 0.8
 """Of nested ranges the innermost is named that explains this share of what the best one does."""
-
-
 MOST_RANKS: Final = 64
 """Of more ranks what their devices ran is not looked at."""
 

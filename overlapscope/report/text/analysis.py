@@ -264,13 +264,13 @@ def few_text(head: Headline, few: FewSteps) -> str:
 
 
 def share_text(head: Headline) -> str:
-    """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself, or
-    of which windows it is, with that of these times."""
+    """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself. By
+    longest windows it is that of the shown times."""
     fraction, exposed, step = head.exposed_fraction, head.exposed_comm_ns, head.step_ns
     if not step or exposed is None or fraction is None or abs(exposed / step - fraction) < OWN_WITHIN:
         return percent(fraction)
     if head.steps_by == "longest_window":
-        return f"{percent(exposed / step)}; {percent(fraction)} of the ranks' own windows"
+        return percent(exposed / step)
     return f"median share {percent(fraction)}"
 
 
@@ -305,7 +305,9 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
     head = analysis.headline
     if head.steps_by == "longest_window":
         why = LONGEST_BECAUSE.get((head.longest_because, head.window))
-        yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
+        longest = f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank"
+        shown, fraction = share_text(head), percent(head.exposed_fraction)
+        yield longest + ("." if shown == fraction else f"; {fraction} of all windows is exposed.")
         return
     if head.pace_ns is not None:
         yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms."

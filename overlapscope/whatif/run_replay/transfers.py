@@ -23,8 +23,8 @@ def retimed(ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_shar
     """Return the change in which transfers take other times; waits between ranks stay.
 
     `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded. A
-    message without its other end moves data for at most as long as the second-shortest such one of its size took, and
-    waits for its peer for the rest.
+    message without its other end moves data for at most as long as the second-shortest such one of its size (of all
+    without a known size) took, and waits for its peer for the rest.
     """
 
     def changed(graph: Graph) -> Change:

@@ -24,11 +24,13 @@ def test_the_gain_of_a_straggler_is_of_a_step_and_so_are_its_gpu_hours() -> None
     assert (found.per, found.predicted_gain_ns, found.gain_low_ns, found.gain_high_ns) == ("step", middle, low, high)
     assert gain(found) == (f"saves about {middle / 1e6:,.3f} ms a step, between {low / 1e6:,.3f} and {high / 1e6:,.3f}")
     assert "90 %" not in render([found], [])
-    assert analysis.headline.step_ns
-    assert analysis.throughput
-    assert found.gpu_hours_a_day == pytest.approx(
-        gpu_hours_a_day(middle / analysis.headline.step_ns, analysis.throughput.devices or 0)
-    )
+    head, whole = analysis.headline, analysis.throughput
+    assert whole
+    assert whole.time_ns
+    begun_every_ns = whole.time_ns / whole.steps
+    assert head.step_ns
+    assert begun_every_ns < head.step_ns, "steps of ranks overlap: a day has more of them than their lengths say"
+    assert found.gpu_hours_a_day == pytest.approx(gpu_hours_a_day(middle / begun_every_ns, whole.devices or 0))
 
 
 def test_the_gain_of_a_device_that_became_slower_is_that_of_the_steps_since() -> None:

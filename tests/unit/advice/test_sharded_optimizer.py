@@ -2,10 +2,15 @@
 between the two leaves both, or the latter, exposed."""
 
 import pytest
+from msgspec.structs import replace
 
+from overlapscope.advice.advise import by_rules
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import STEPS, US, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import fired
+from tests.unit.advice.test_exposed_calls import looked_at
 
 MIB = 1 << 20
 
@@ -91,3 +96,23 @@ def test_gathers_that_are_overlapped_in_part_are_left_alone() -> None:
         ]
     )  # fmt: skip
     assert "sharded_optimizer" not in fired(run)
+
+
+@pytest.mark.parametrize(("of_host", "ids"), [("gathers", {"blocking_calls"}), ("others", {"sharded_optimizer"})])
+def test_gathers_that_only_the_host_waits_for_are_those_of_its_waits(
+    of_host: str, ids: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reductions are overlapped, 100 us of gathers are exposed in each step of 1,000."""
+    run = sharded(overlapped=150)
+    given = looked_at(run)
+    parts = {}
+    for rank, each in given.run.ranks.items():
+        calls = each.collectives
+        chosen = calls.op == each.names.index("all_gather" if of_host == "gathers" else "reduce_scatter")
+        waited = union((calls.start_ns[chosen], calls.end_ns[chosen]))
+        parts[rank] = replace(given.parts[rank], by_graph={"host_waited": waited})
+    figures = replace(given.figures, causes={"host_waited": 100 * US})
+    monkeypatch.setattr(RuleInput, "of", lambda *_: replace(given, parts=parts, figures=figures))
+    found = {each.id for each in by_rules(run, given.analysis, given.cross_rank)}
+    assert ids <= found
+    assert ("sharded_optimizer" in found) == ("sharded_optimizer" in ids)

@@ -54,14 +54,15 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]
     differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
     """
     alike = alike_stages(run, stages)
-    busiest: dict[int, tuple[float, int]] = {}
+    busy_ns: dict[int, dict[int, float]] = {}
     for group, own in alike:  # of pipelines side by side, each may have other stages recorded
-        count = len(group.ranks or ())
-        busiest[count] = max([*((_busy_ns(each), each.place) for each in own), busiest.get(count, (0.0, 0))])
+        of_places = busy_ns.setdefault(len(group.ranks or ()), {})
+        for each in own:
+            of_places[each.place] = max(_busy_ns(each), of_places.get(each.place, 0.0))
     return [
         finding
         for group, own in alike
-        for finding in _excess(group.name, group.ranks or (), own, *busiest[len(group.ranks or ())])
+        for finding in _excess(group.name, group.ranks or (), own, busy_ns[len(group.ranks or ())])
     ]
 
 
@@ -70,9 +71,10 @@ def _busy_ns(stage: PipelineStage) -> float:
 
 
 def _excess(
-    group: str, ranks: Sequence[int], stages: Sequence[PipelineStage], most_busy_ns: float, busiest: int
+    group: str, ranks: Sequence[int], stages: Sequence[PipelineStage], busy_ns: Mapping[int, float]
 ) -> list[Finding]:
-    """Return the finding on a pipeline; `most_busy_ns` is how long the stage with the place `busiest` is busy."""
+    """Return the finding on a pipeline; `busy_ns` is for how long stages are busy at most, by place, in it and those
+    beside it, which says what stages do that were not recorded in it."""
 
     def more(stage: PipelineStage) -> float:
         return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
@@ -83,7 +85,9 @@ def _excess(
     ideal = worst.bubble_ns - more(worst)
     needs = needed_bubbles_ns(worst, len(ranks))
     excess = between_ms([worst.bubble_ns - each for each in needs])
-    longer = min(most_busy_ns - _busy_ns(worst), more(worst))
+    its_ns = {**busy_ns, **{each.place: _busy_ns(each) for each in stages}}
+    busiest = max(its_ns, key=its_ns.__getitem__)
+    longer = min(its_ns[busiest] - _busy_ns(worst), more(worst))
     uneven = longer >= max(MIN_NS, MIN_SHARE * worst.window_ns)
     of_it = f"; {longer / 1e6:.3f} ms of it as stage {busiest} is busy for longer" if uneven else ""
     return [

@@ -36,8 +36,6 @@ LARGER: Final = 0.25
 differs for another reason."""
 IN_STEPS: Final = 0.75
 """Without kernels, pauses of a host look like compute, and are rare: a stage computes longer in this share of steps."""
-
-
 EVEN: Final = 0.01
 """Of a layer: one more is moved where it gains so much."""
 MOST_OF_IT: Final = 0.5
@@ -215,7 +213,7 @@ def what_to_move(work_ns: Mapping[_Stage, float], stage: _Stage, layer_ns: float
     if not work_ns or layer_ns is None:
         return "move layers to them, where one takes less than that (how long one takes is not known)"
     count, gain_ns = whole_layers(work_ns, stage, layer_ns)
-    if gain_ns >= MOST_OF_IT * divided_ns(work_ns, stage):
+    if count and gain_ns >= MOST_OF_IT * divided_ns(work_ns, stage):
         return f"move layers to them ({count}, of about {layer_ns / 1e6:.1f} ms each)"
     moved = f"a layer takes more (about {layer_ns / 1e6:.1f} ms), so moving one would make another stage the slowest"
     if count:

@@ -204,4 +204,6 @@ def test_communication_that_only_the_host_waits_for_counts_as_what_compute_could
     awaited_ns = found["blocking_calls"].evidence["awaited_communication_ns"]
     assert awaited_ns == pytest.approx(12 * 500 * US, rel=0.02)
     assert found["blocking_calls"].loss_ns == awaited_ns + found["blocking_calls"].evidence["blocking_ns"]
-    assert "compute that would hide 6 ms of communication is launched after it" in found["blocking_calls"].title
+    title = found["blocking_calls"].title
+    assert "compute that would overlap 6 ms of communication is launched after it, because the host waits" in title
+    assert "waits 0" not in title, "next to nothing is idle"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import LATE_WAITS
 from overlapscope.advice.losses.largest_loss import gaps_ns, largest_loss, slow_transfers_ns
 from overlapscope.advice.order import OF_BOUND, moved_ns, ranked
@@ -70,6 +71,15 @@ def test_where_idle_time_is_named_what_is_exposed_is_left_to_name() -> None:
     given = lost(100, 60, {"behind_compute": 30, "dependency": 70})
     assert "the device is idle" in title(given)
     assert "exposed communication" in title(given, one("launch_bound", loss_ns=50 * US))
+
+
+def test_communication_that_only_the_host_waits_for_is_exposed_and_no_idle_time() -> None:
+    waits = one("blocking_calls", loss_ns=80 * US, evidence={AWAITED_NS: 70 * US})
+    assert "the device is idle" in title(lost(100, 120, {"host_waited": 70, "dependency": 30}), waits)
+    assert not title(lost(120, 20, {"host_waited": 70, "dependency": 50}), waits), "more than half of it is named"
+    remedy = largest_loss(lost(100, 0, {"host_waited": 70, "dependency": 30}), [])
+    assert remedy is not None
+    assert "no synchronisation of the host" in remedy.apply["torch"]
 
 
 def test_waiting_that_is_named_as_lateness_is_not_named_again() -> None:

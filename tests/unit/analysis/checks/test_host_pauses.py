@@ -456,6 +456,36 @@ def test_without_marks_of_steps_pauses_that_recur_at_one_place_are_named_of_the_
     assert not named(once), "it may be what comes before a loop"
 
 
+def test_without_marks_of_steps_a_single_longer_pause_elsewhere_takes_nothing_from_one_that_recurs() -> None:
+    """One that all hosts have once, before the loop, idles devices for longer in sum."""
+    job = unmarked(run(lambda step, rank: {0: 20.0} if step == 0 else {3: 19.0} if rank == 0 else {}))
+    (found,) = named(job)
+    assert "paused 2 times, for 20.0 ms (rank 0), between aten::linear and aten::relu; " in found.title
+
+
+def test_without_marks_of_steps_the_cost_is_of_all_recordings_of_a_rank() -> None:
+    job = unmarked(run(lambda step, rank: {3: 19.0} if rank == 0 and step else {}))
+    cut = EPOCH_NS + 2 * STEP
+
+    def in_two(timeline: RankTimeline) -> RankTimeline:
+        own, spans, calls = timeline.recordings, timeline.spans, timeline.collectives
+        return replace(
+            timeline,
+            recordings=replace(
+                concat([own, own]), start_ns=np.array([EPOCH_NS, cut]), end_ns=np.array([cut, EPOCH_NS + STEPS * STEP])
+            ),
+            spans=replace(spans, recording=(spans.start_ns >= cut).astype(spans.recording.dtype)),
+            collectives=replace(calls, recording=(calls.start_ns >= cut).astype(calls.recording.dtype)),
+            host=replace(
+                timeline.host, recording=(timeline.host.start_ns >= cut).astype(timeline.host.recording.dtype)
+            ),
+        )
+
+    parted = replace(job, ranks={rank: in_two(each) for rank, each in job.ranks.items()})
+    (one,), (two,) = named(job), named(parted)
+    assert (two.evidence["of_steps"], two.evidence["cost_ns"]) == (2, one.evidence["cost_ns"])
+
+
 def test_a_pause_after_a_wait_that_had_used_up_the_hosts_lead_says_so() -> None:
     job = run(in_turn)
     whole = union((np.array([EPOCH_NS]), np.array([EPOCH_NS + STEPS * STEP])))

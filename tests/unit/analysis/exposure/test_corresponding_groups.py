@@ -68,6 +68,17 @@ def test_of_other_groups_and_calls_nothing_follows(run: Run) -> None:
     assert not any(each.id == "longer_than_like" for each in analyze(run).findings)
 
 
+def test_a_single_call_that_is_too_short_says_nothing_of_the_calls_of_other_ranks() -> None:
+    """It may be damage: the second shortest of its like lasts as long as all others."""
+    lasted = [[50] * 6 for _ in range(3)]
+    whole = replace(steps_of(lasted, {**KNOWN, "group": "a"}), rank=1)
+    lasted[1][3] = 1
+    damaged = replace(steps_of(lasted, {**KNOWN, "group": "b"}), rank=5)
+    groups = (group("a", 0, 1, 2, 3), group("b", 4, 5, 6, 7))
+    found = analyze(Run(world_size=8, ranks={1: whole, 5: damaged}, groups=groups)).findings
+    assert not any(each.id == "longer_than_like" for each in found)
+
+
 def test_waiting_of_a_named_group_is_a_loss_of_its_own_and_no_saving_of_overlap() -> None:
     """Of tensor parallelism 10 us are transferred in a call, at most a fourth more, and 40 are waited."""
     run = two_replicas(40, {**KNOWN, "dimension": "tensor"})

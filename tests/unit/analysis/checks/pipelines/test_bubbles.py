@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipelines.bubbles import fill_share, ideal_bubble_ns, pipeline_fill
+from overlapscope.analysis.checks.pipelines.bubbles import fill_share, ideal_bubble_ns, pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Annotations, Spans, Steps, concat, make, take
@@ -46,6 +46,25 @@ def test_one_recorded_stage_is_enough():
     (finding,) = said(replace(run, ranks={1: run.ranks[1]}))
     assert finding.evidence["stages_recorded"] == 1
     assert "busiest_stage" not in finding.evidence
+
+
+@pytest.mark.parametrize(("recorded", "uneven"), [(range(4), None), ([0], (60 * MS, 2))])
+def test_of_pipelines_side_by_side_the_other_ones_say_only_what_stages_do_that_were_not_recorded(recorded, uneven):
+    """Stage 2 of the first one is busy for 120 of 200 ms, all others for 60: those beside it wait for nothing of it."""
+    groups = tuple(Group(name=name, size=4, ranks=ranks) for name, ranks in (("g", (0, 1, 2, 3)), ("h", (4, 5, 6, 7))))
+    stages = {
+        first + place: {
+            name: PipelineStage(rank=first + place, place=place, window_ns=200 * MS, activations=8, at_most=8,
+                                bubble_ns=(80 if (name, place) == ("g", 2) else 140) * MS)
+        }
+        for name, first, places in (("g", 0, range(4)), ("h", 4, recorded)) for place in places
+    }  # fmt: skip
+    (other,) = (
+        each.evidence
+        for each in pipeline_bubbles(Run(world_size=8, ranks={}, groups=groups), stages)
+        if each.id.endswith(":h")
+    )
+    assert (other.get("uneven_ns"), other.get("busiest_stage")) == (uneven or (None, None))
 
 
 def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
