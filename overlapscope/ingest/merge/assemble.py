@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.assumed_ranks import without_clashing
-from overlapscope.ingest.merge.by_name import DEVICES_OF_A_HOST, numbers_in_names, rename_advice, shared_name
+from overlapscope.ingest.merge.by_name import are_ranks, numbers_in_names, rename_advice, shared_name
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.message_peers import with_checked_places, with_ranks_of_peers
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
@@ -190,7 +190,7 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
                 raise InputError(f"{display_path(path)}: its {len(reading.timelines)} ranks are not known: {why}")
         ranks_per_file = len(next(reading.timelines for path, reading in readings if path == with_timelines[0]))
         numbers = numbers_in_names(with_timelines) if ranks_per_file == 1 else {}
-        if numbers and max(numbers.values()) < max(len(with_timelines), DEVICES_OF_A_HOST):
+        if are_ranks(numbers.values()):
             warning = "ranks are the numbers in the names of the files, as no file states its rank"
             first = min(numbers, key=numbers.__getitem__)
             warned = [(path, _with_warning(each, warning) if path == first else each) for path, each in readings]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +66,13 @@ def numbers_in_names(paths: Iterable[Path]) -> dict[Path, int]:
     numbers = {path: int(each[differing[0]]) for path, each in zip(every, parts, strict=True)}
     distinct = len(set(numbers.values())) == len(every)
     return numbers if distinct and max(numbers.values()) < RANKS_PER_FILE * len(every) else {}
+
+
+def are_ranks(numbers: Collection[int]) -> bool:
+    """Return whether numbers in names are ranks: those of all, or of some devices of a host. Those from 1 on may count
+    hosts."""
+    counted_from_one = sorted(numbers) == list(range(1, len(numbers) + 1))
+    return not counted_from_one and max(numbers) < max(len(numbers), DEVICES_OF_A_HOST)
 
 
 def shared_name(paths: Iterable[Path]) -> str | None:

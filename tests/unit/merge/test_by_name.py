@@ -146,6 +146,7 @@ def test_of_the_devices_of_a_host_some_may_be_missing() -> None:
     ("names", "advice"),
     [
         (("pp.5.sqlite", "pp.8.sqlite"), {"pp.5.sqlite": 5, "pp.8.sqlite": 8}),
+        (("node1.sqlite", "node2.sqlite"), {"node1.sqlite": 1, "node2.sqlite": 2}),
         (("pp.4711.sqlite", "pp.4712.sqlite"), {"pp.4711.sqlite": 0, "pp.4712.sqlite": 1}),
         (("a0_b1.json", "a1_b0.json"), {"a0_b1.json": 0, "a1_b0.json": 1}),
         (("a0.json", "b1.json"), {"a0.json": 0, "b1.json": 1}),
