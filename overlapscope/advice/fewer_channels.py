@@ -8,10 +8,11 @@ import numpy as np
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.per_rank.interference import interference as slowdown
 from overlapscope.analysis.result import Recommendation, slowed_by_communication
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMM, NONE, Ints
-from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.intervals import BusyTime, difference, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
@@ -37,7 +38,7 @@ def interference(given: RuleInput) -> Recommendation | None:
     present = channels_of(given.run) or _most_blocks(given)
     tried = max(present // 2, FEWEST) if present else TRIED
     share = _share_beside(given, tried)
-    if not share:
+    if not share or (share < 1 and _slow_alike(given, tried)):
         return None
     now = f" (now {present})" if present else ""
     part = f"; {percent_text(share)} of such compute is beside calls with more" if share <= MOSTLY else ""
@@ -72,6 +73,22 @@ def _share_beside(given: RuleInput, channels: int) -> float:
         more_ns += _beside_ns(given, timeline, rows[(blocks > channels) | (blocks == NONE)])
         every_ns += _beside_ns(given, timeline, rows)
     return more_ns / every_ns if every_ns else 1.0
+
+
+def _slow_alike(given: RuleInput, channels: int) -> bool:
+    """Return whether compute beside calls with more channels than this is not clearly slower than beside the others, on
+    most ranks at hand where both are known: then channels are not why."""
+    clearly = []
+    for timeline, blocks, rows in _kernels(given):
+        spans, more = timeline.spans, (blocks > channels) | (blocks == NONE)
+        many, every = (union((spans.start_ns[own], spans.end_ns[own])) for own in (rows[more], rows))
+        few = difference(every, many)
+        beside_many, beside_few = (
+            slowdown(spans, own, other=other).value for own, other in ((many, few), (few, many))
+        )  # fmt: skip
+        if not isinstance(beside_many, str) and not isinstance(beside_few, str):
+            clearly.append(beside_many.low > beside_few.high)
+    return bool(clearly) and 2 * sum(clearly) <= len(clearly)
 
 
 def _beside_ns(given: RuleInput, timeline: RankTimeline, rows: Ints) -> int:

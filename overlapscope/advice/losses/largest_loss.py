@@ -116,6 +116,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     if not of_exposed:
         return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
     waits_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)) if is_late and few is None else 0
+    is_largest &= waits_ns <= exposed - waits_ns
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None

@@ -81,7 +81,7 @@ class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     inside: str | None
     lane: int = -1
-    """The thread (row in `Lanes`) that goes on after it; -1 for none."""
+    """The thread (row in `Lanes`) that goes on after it, else the one before it; -1 for none."""
 
 
 class _Doing(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,8 @@ def _left_out(split: Split, start_wait_ns: Ints) -> Ints:
 def began(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
     """Return when each rank began a recording, on the common clock: its first step, where steps were recorded.
 
-    What a host was seen to do between the first of these steps and its own, such as loading data, is its lateness.
+    What a host was seen to do between the first of these steps and its own, such as loading data, is its lateness. So
+    is, without marks of steps, what devices did since their first recorded spans.
     """
     found, seen = {}, {}
     for rank, timeline in ranks.items():
@@ -81,7 +82,25 @@ def began(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> 
         first = min(start, ranges.min()) if steps.size and ranges.size else start
         found[rank], seen[rank] = clocks.aligned(rank, np.array([start, first])).tolist()
     earliest = min(found.values(), default=0.0)
-    return {rank: min(start, max(seen[rank], earliest)) for rank, start in found.items()}
+    begun = {rank: min(start, max(seen[rank], earliest)) for rank, start in found.items()}
+    marked = any((ranks[rank].steps.recording == recording).any() for rank in found)
+    return begun if marked else _until_first_spans(ranks, recording, clocks, begun)
+
+
+def _until_first_spans(
+    ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks, begun: Mapping[int, float]
+) -> dict[int, float]:
+    """Return the same, where all ranks have devices, no later after the earliest than their first spans are apart: from
+    these on it is recorded what devices did, and why they came to a call apart."""
+    first: dict[int, float] = {}
+    for rank in begun:
+        spans = ranks[rank].spans
+        starts = spans.start_ns[spans.recording == recording] if ranks[rank].has_device else spans.start_ns[:0]
+        if not starts.size:
+            return dict(begun)
+        (first[rank],) = clocks.aligned(rank, starts.min()[None]).tolist()
+    earliest, span = min(begun.values(), default=0.0), min(first.values(), default=0.0)
+    return {rank: min(at, earliest + first[rank] - span) for rank, at in begun.items()}
 
 
 def _add(

@@ -128,10 +128,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [(one, least, most) for one, least, most in columns.T.tolist()]
 
 
-def interference(spans: Spans, communication: Intervals | None = None, *, has_kernels: bool = True) -> Estimate:
+def interference(
+    spans: Spans, communication: Intervals | None = None, *, other: Intervals | None = None, has_kernels: bool = True
+) -> Estimate:  # fmt: skip
     """Compare launches beside communication with the same launches free of it; with the reason where that cannot be.
 
-    `communication` is when the rank communicated, in ns; None for its recorded communication, with wait time.
+    `communication` is when the rank communicated, in ns; None for its recorded communication, with wait time. Beside
+    `other` communication, at other times, launches are neither beside it nor free.
     """
     if not has_kernels:
         return _unknown("no_kernels")
@@ -144,7 +147,7 @@ def interference(spans: Spans, communication: Intervals | None = None, *, has_ke
     totals = np.array([(each.ends - each.starts).sum() for each in beside], np.float64)
     if not totals.sum():
         return _unknown("not_beside")
-    launches = _launches_of(spans, rows, lasted, communication)
+    launches = _launches_of(spans, rows, lasted, communication, union() if other is None else other)
     reasons: list[NoInterference] = []
     if launches.steps >= FEWEST_STEPS:
         found = _estimate(_same_launches(launches), beside, totals)
@@ -266,16 +269,19 @@ def _edges(launches: Ints) -> list[int]:
     return edges[::-1]
 
 
-def _launches_of(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals) -> _Launches:
+def _launches_of(
+    spans: Spans, rows: Ints, lasted: Ints, communication: Intervals, other: Intervals
+) -> _Launches:  # fmt: skip
     start, end, step = spans.start_ns[rows], spans.end_ns[rows], spans.step[rows]
     share, alone = BusyTime(communication).within(start, end) / lasted, _alone(start, end)
+    elsewhere = BusyTime(other).within(start, end) / lasted
     return _Launches(
         # Codes of names differ in a run directory: the order of the launches must not.
         kernel=factorize_rows([spans.name[rows], spans.blocks[rows], spans.lane[rows]])[0],
         step=step,
         launched_ns=np.where(spans.launch_ns[rows] == NONE, start, spans.launch_ns[rows]),
         taken_ns=lasted.astype(np.float64),
-        free=alone & (share < FREE),
+        free=alone & (share + elsewhere < FREE),
         beside=alone & (share > BESIDE),
         transfer=np.searchsorted(communication.starts, end) - 1,
         steps=values_in(step[step != NONE]).size,

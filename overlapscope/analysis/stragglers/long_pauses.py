@@ -42,7 +42,7 @@ class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
     between: tuple[tuple[str, str], ...]
     """Names of the operations before and after it, or of the runtime's calls where no operation was recorded."""
     lane: tuple[int, ...]
-    """The thread (row in `Lanes`) that goes on after it; -1 for none."""
+    """The thread (row in `Lanes`) that goes on after it, else the one that ended something before it; -1 for none."""
     inside: tuple[str | None, ...]
     """The range of the user that it is in."""
     steps: int
@@ -126,13 +126,17 @@ def _collecting(timeline: RankTimeline) -> Intervals:
 def _around(
     timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints
 ) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
-    """Return the thread that goes on after each pause, and the names of the operations around it, the outermost."""
+    """Return the thread of each pause, and the names of the operations around it, the outermost.
+
+    It is the thread that goes on after it; nothing may follow the last pause of a recording, as an optimizer's.
+    """
     kind = OPERATION if (host.kind == OPERATION).any() else RUNTIME
     own = take(host, host.kind == kind)
     ended, begun = np.lexsort((-own.start_ns, own.end_ns)), np.lexsort((-own.end_ns, own.start_ns))
     before = np.searchsorted(own.end_ns[ended], start, side="right") - 1
     after = np.searchsorted(own.start_ns[begun], end, side="left")
     lanes = np.append(own.lane[begun], -1)[after]
+    lanes = np.where(lanes < 0, np.append(own.lane[ended], -1)[before], lanes)
     first, last = (np.append(own.name[order], -1) for order in (ended, begun))
     names = zip(first[before].tolist(), last[after].tolist(), strict=True)  # -1, at the end, stands for none
     return tuple(lanes.tolist()), tuple((timeline.name(a) or BEGIN, timeline.name(b) or END) for a, b in names)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import beyond_start, leads
-from overlapscope.timeline.columns import Annotations, Steps, make
+from overlapscope.timeline.columns import COMPUTE, Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
 
@@ -15,10 +15,16 @@ MS = 1_000_000
 EPOCH = 1_700_000_000 * 10**9
 
 
-def recorded(starts: list[int], arrivals: list[list[int]], groups: list[list[int]] | None = None) -> Run:
+def recorded(
+    starts: list[int],
+    arrivals: list[list[int]],
+    groups: list[list[int]] | None = None,
+    kernels: dict[int, int] | None = None,
+) -> Run:
     """Return ranks that begin to record at `starts` and arrive at call k at `arrivals[k]`, in ms, on one clock.
 
     A call ends 1 ms after its last member came. Without `groups` all ranks make each call, else those of `groups[k]`.
+    `kernels` is when a kernel of 1 ms begins, by rank.
     """
     every = list(range(len(starts)))
     members = groups or [every] * len(arrivals)
@@ -35,7 +41,13 @@ def recorded(starts: list[int], arrivals: list[list[int]], groups: list[list[int
     last = EPOCH + (max(map(max, arrivals)) + 1) * MS
     ranks = {
         rank: rank_timeline(
-            rank, calls=own, recordings=[{"start_ns": EPOCH + starts[rank] * MS, "end_ns": last}],
+            rank,
+            calls=own,
+            work=[
+                {"name": "mm", "kind": COMPUTE, "start_ns": EPOCH + at * MS, "end_ns": EPOCH + (at + 1) * MS}
+                for at in ([kernels[rank]] if kernels else [])
+            ],
+            recordings=[{"start_ns": EPOCH + starts[rank] * MS, "end_ns": last}],
             recorded={"settings": {"host": "one"}},
         )
         for rank, own in calls.items()
@@ -59,6 +71,12 @@ def test_the_first_call_of_a_rank_that_began_later_is_nobodys_lateness() -> None
     assert "1 of 3 matched calls came before the ranks" in analysis.skew.reasons[0]
     assert analysis.ranks[0].whole.causes["start_of_recording"] == 30 * MS
     assert analysis.skew.ranks[0].start_of_recording_ns == 30 * MS
+
+
+def test_without_steps_what_devices_did_since_their_first_spans_is_lateness() -> None:
+    """Rank 1 is recorded 30 ms later, and its device's first span, begins 2 ms later."""
+    run = recorded([0, 30], [[50, 70], [80, 80]], kernels={0: 38, 1: 40})
+    assert waits(run) == {0: (20, 2, 0), 1: (0, 0, 18)}
 
 
 def test_how_long_was_waited_for_each_rank_adds_up_to_what_was_waited_beside_the_start() -> None:
