@@ -30,6 +30,7 @@ COMPILES: Final = "TORCH_LOGS=recompiles python train.py  # does torch.compile c
 OFF_HOST: Final = {
     "torch": "optimizer = torch.optim.AdamW(params, fused=True)  # on the device: its states take 8 bytes a parameter "
     "there, 12 with a copy of the weights in 32 bits, divided among the ranks that shard them",
+    "fsdp2": "fully_shard(module)  # without offload_policy=CPUOffloadPolicy(); FSDP1: without cpu_offload=",
     "deepspeed": 'remove "offload_optimizer" from "zero_optimization"  # costs device memory as above\n'
     '"offload_optimizer": {"device": "cpu", "ratio": 0.5}  # ZeRO stage 3: the device updates the other half of the '
     "parameters, and holds their states",

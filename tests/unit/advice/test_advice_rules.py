@@ -507,13 +507,14 @@ def test_a_call_behind_its_own_kind_waits_for_the_link() -> None:
 # --- interference ---------------------------------------------------------------------------------------------------
 
 
-def slowed(truth: float) -> Run:
-    """Six kernels a round, eight rounds; a transfer covers half of the launches, others in each step."""
+def slowed(*in_turn: float) -> Run:
+    """Six kernels a round, eight rounds; a transfer covers half of the launches, others in each step, and slows them so
+    many times, in turn."""
     drawn = random.Random(7)
     shape = [drawn.uniform(8, 22) for _ in range(48)]
 
     def step(number: int) -> list[Item]:
-        covered = range(4 * number, 4 * number + 24)
+        covered, truth = range(4 * number, 4 * number + 24), in_turn[number % len(in_turn)]
         now, items = 1.0, []
         begun = now
         for place in range(48):
@@ -543,16 +544,30 @@ def test_kernels_that_a_transfer_slows_give_a_trial_of_fewer_channels() -> None:
     assert "fewer_channels" not in fired(slowed(1.0))
 
 
-@pytest.mark.parametrize(("blocks", "share"), [((32, 32), 1), ((32, 16), 1 / 2), ((32, 8, 8), 1 / 3)])
-def test_calls_that_have_no_more_channels_than_are_tried_gain_nothing(blocks: tuple[int, ...], share: float) -> None:
-    """The grids of the kernels of calls say how many each one has: half of the most are tried."""
-    run = slowed(1.4)
+def with_channels(run: Run, blocks: tuple[int, ...]) -> Run:
+    """Return the run with so many channels of its calls, in turn."""
     in_turn = np.resize(blocks, run.ranks[0].collectives.op.size)
     ranks = {
         rank: replace(each, spans=replace(each.spans, blocks=np.append(in_turn, each.spans.blocks[in_turn.size :])))
         for rank, each in run.ranks.items()
     }
-    found, all_of_it = fired(replace(run, ranks=ranks))["fewer_channels"], fired(run)["fewer_channels"]
+    return replace(run, ranks=ranks)
+
+
+def test_channels_are_not_why_where_calls_with_few_slow_compute_as_much() -> None:
+    run = slowed(1.4)
+    assert "fewer_channels" in fired(with_channels(run, (32, 32)))
+    assert "fewer_channels" not in fired(with_channels(run, (32, 8)))
+    assert "fewer_channels" in fired(with_channels(slowed(1.4, 1.1), (32, 8)))
+    assert "fewer_channels" not in fired(with_channels(slowed(1.1, 1.4), (32, 8))), "slower beside few"
+
+
+@pytest.mark.parametrize(("blocks", "share"), [((32, 32), 1), ((32, 16), 14 / 25), ((32, 8, 8), 14 / 36)])
+def test_calls_that_have_no_more_channels_than_are_tried_gain_nothing(blocks: tuple[int, ...], share: float) -> None:
+    """The grids of the kernels of calls say how many each one has: half of the most are tried. Compute takes 1.4
+    times as long beside calls with more, 1.1 times beside the others: of all of it the share."""
+    run = slowed(*(1.4 if each == 32 else 1.1 for each in blocks))
+    found, all_of_it = fired(with_channels(run, blocks))["fewer_channels"], fired(run)["fewer_channels"]
     assert found.evidence["channels"] == 32
     assert "try 16 channels (now 32)" in found.title
     assert found.gain_high_ns == pytest.approx(share * (all_of_it.gain_high_ns or 0), rel=0.1)

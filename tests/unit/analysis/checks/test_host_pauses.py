@@ -20,10 +20,10 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Recommendation
-from overlapscope.analysis.stragglers.long_pauses import BEGIN
+from overlapscope.analysis.stragglers.long_pauses import BEGIN, END
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text
-from overlapscope.timeline.columns import ANNOTATION, COPY, HOST, NONE, OPERATION, RUNTIME, concat
+from overlapscope.timeline.columns import ANNOTATION, COPY, HOST, NONE, OPERATION, RUNTIME, concat, take
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import shared_file
@@ -256,10 +256,13 @@ def test_a_pause_before_a_batch_is_copied_may_be_its_fetch(after: str, fetched: 
     assert "a batch" not in _why([before_copies, pause("aten::mm")], range(1), anywhere=False)
 
 
-def in_range(during: str, around: str | None = None, *, launches: bool = False, only: int | None = None) -> Run:
-    """Return two ranks that pause for 10 ms in a range in each step, or only in one; `launches`: the range goes on over
-    the next launch, which is then no part of a pause. `around` is the name of a range around it."""
-    job = run(lambda step, _: {3: 10.0} if only in (None, step) else {}, during=during)
+def in_range(
+    during: str, around: str | None = None, *, launches: bool = False, only: int | None = None, before: int = 3
+) -> Run:
+    """Return two ranks that pause for 10 ms in a range in each step, or only in one, before this launch; `launches`:
+    the range goes on over the next launch, which is then no part of a pause. `around` is the name of a range around
+    it."""
+    job = run(lambda step, _: {before: 10.0} if only in (None, step) else {}, during=during)
     for timeline in job.ranks.values():
         notes = timeline.annotations
         if launches:
@@ -317,6 +320,23 @@ def test_an_optimizer_that_the_host_computes_is_named_by_any_range_around() -> N
         "Take the optimizer off the hosts of ranks 0, 1, or overlap it: they launch "
     )
     assert '"ratio"' in recommendation.apply["deepspeed"]
+
+
+def test_what_the_host_does_is_named_also_where_no_operation_follows_the_last_pause() -> None:
+    """As an optimizer on tensors of the host, behind which only calls of the runtime were recorded."""
+    job = in_range("## adam ##", "Optimizer.step#AdamW.step", before=LAUNCHES - 1)
+
+    def ends_there(timeline: RankTimeline) -> RankTimeline:
+        behind = timeline.host.start_ns > timeline.annotations.start_ns.max()
+        return replace(timeline, host=take(timeline.host, ~(behind & (timeline.host.kind == OPERATION))))
+
+    cut = replace(job, ranks={rank: ends_there(each) for rank, each in job.ranks.items()})
+    (found,) = named(cut)
+    assert {each["after"] for each in found.evidence["pauses"]} == {"aten::relu", END}
+    assert (found.evidence["does"], found.evidence["in_optimizer"]) == ("## adam ##", True)
+    assert advice(cut)["host_pauses"].title.startswith(
+        "Take the optimizer off the hosts of ranks 0, 1, or overlap it: "
+    )
 
 
 def test_long_pauses_may_be_compilation_and_most_likely_are_where_all_ranks_pause_at_once() -> None:

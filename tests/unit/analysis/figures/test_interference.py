@@ -66,6 +66,13 @@ def test_a_made_factor_is_found_again_whatever_the_shapes(truth: float, extra: b
     assert found.compared_share > 0.3
 
 
+def test_launches_beside_other_communication_are_not_free_of_it() -> None:
+    spans, every = recorded(1.3, steps=12, moves=True)
+    own, other = (Intervals(every.starts[first::2], every.ends[first::2]) for first in (0, 1))
+    assert value(interference(spans, own, other=other)).times == pytest.approx(1.3, rel=0.02)
+    assert interference(spans, own).value == "never_both", "free of it, launches seem to differ from step to step"
+
+
 @pytest.mark.parametrize("times", [None, 1.0])
 def test_the_interval_covers_the_known_factor_of_generated_jobs(times: float | None) -> None:
     jobs = [draw(seed, times) for seed in range(5_000, 5_000 + JOBS)]
