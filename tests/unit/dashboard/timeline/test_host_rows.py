@@ -140,7 +140,7 @@ def test_a_launched_span_says_where_in_python_it_was_launched() -> None:
     opened = site.run(site.find_runs().runs[0].id)
     source, timeline = source_of(opened), opened.run.ranks[0]
     host, asked = timeline.host, whole(source)
-    python = [each for each in range(host.start_ns.size) if host.kind[each] == PYTHON]
+    python = np.flatnonzero(np.isin(host.kind, (PYTHON, FUNCTION))).tolist()
     said = 0
     for row in range(0, timeline.spans.start_ns.size, 97):
         number = int(timeline.spans.correlation[row])
