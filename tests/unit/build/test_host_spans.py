@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from overlapscope.ingest.build import host_spans
 from overlapscope.ingest.build.host_spans import in_order
+from overlapscope.ingest.formats.kineto.events import LONG_FRAME_US
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import HOST_SPAN_KINDS, NONE, SYNC_KINDS, size
@@ -85,10 +87,13 @@ def raw_totals(path: Path) -> Totals:
         if event.get("ph") != "X" or kind is None:
             continue
         if kind == "python" and not event["name"].startswith("nn.Module: "):
-            continue
+            if event["dur"] < LONG_FRAME_US:
+                continue
+            kind = "function"
         if event["cat"] == "Operator" and event["name"].startswith(("ProfilerStep#", "Optimizer.", "enumerate(Data")):
             kind = "annotation"
-        key = (kind, str(event["pid"]), str(event["tid"]), event["name"])
+        name = re.sub(" at 0x[0-9a-f]+", "", event["name"]) if kind == "function" else event["name"]
+        key = (kind, str(event["pid"]), str(event["tid"]), name)
         entry = totals.setdefault(key, [0, 0])
         entry[0] += 1
         entry[1] += max(round(event["dur"] * 1000), 0)
