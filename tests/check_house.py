@@ -1,7 +1,10 @@
-"""Fail where a folder of Python files is wider than a person can scan: `make lint` runs it."""
+"""Fail where a folder of Python files is wider than a person can scan, or pytest looks for no tests in one: `make lint`
+runs it."""
 
+import fnmatch
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +22,21 @@ def main() -> int:
     wide = {folder: count for folder, count in counts.items() if count > MOST_FILES}
     for folder, count in sorted(wide.items()):
         print(f"{folder}: {count} Python files, at most {MOST_FILES} may be there: make rooms")
-    return int(bool(wide))
+    unseen = _unseen(files)
+    for folder in unseen:
+        print(f"{folder}: pytest looks for no tests there: see norecursedirs in pyproject.toml")
+    return int(bool(wide or unseen))
+
+
+def _unseen(files: list[Path]) -> list[str]:
+    """Return the folders with tests below one that pytest does not enter."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    folders = {file.parent for file in files if file.name.startswith("test_") and file.parts[0] == "tests"}
+    return sorted(
+        str(folder)
+        for folder in folders
+        if any(fnmatch.fnmatch(part, pattern) for part in folder.parts for pattern in settings["norecursedirs"])
+    )
 
 
 if __name__ == "__main__":
