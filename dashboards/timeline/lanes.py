@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, OVERLAPPED, STATES, Occupancy
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.run import RankTimeline
 
@@ -90,13 +90,13 @@ def _lane(
     timeline: RankTimeline, lane: int, label: str, rows: Ints, start_ns: Ints, end_ns: Ints, cover: Coverage
 ) -> SpanLane:
     start, end, kind = start_ns[rows], end_ns[rows], timeline.spans.kind[rows]
-    comm, compute, copy = (_union(start, end, kind == each) for each in (COMM, COMPUTE, COPY))
-    rest = difference(comm, compute)
+    own = Coverage.of_times(kind, start, end)
+    rest = difference(own.comm, own.compute)
     parts = (
-        (compute, COMPUTE_ONLY),
+        (own.compute, COMPUTE_ONLY),
         (intersection(rest, cover.compute), OVERLAPPED),
         (difference(rest, cover.compute), EXPOSED),
-        (difference(copy, union(comm, compute)), COPY_ONLY),
+        (difference(own.copy, union(own.comm, own.compute)), COPY_ONLY),
     )
     return SpanLane(
         lane=lane,
@@ -107,10 +107,6 @@ def _lane(
         reach_ns=np.maximum.accumulate(end) if end.size else end,
         occupancy=Occupancy.of_parts(parts),
     )
-
-
-def _union(start_ns: Ints, end_ns: Ints, chosen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Intervals:
-    return union((start_ns[chosen], end_ns[chosen]))
 
 
 def state_cells(lanes: Sequence[SpanLane], edges_ns: Ints) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":

@@ -82,7 +82,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where settings that are not in effect can save such copies that take long enough."""
     spent = _mean([_copied(given, timeline, windows) for timeline, windows in given.some_at_hand()])
     fsdp = spent.gathers + spent.gradients
-    shards = "deepspeed" if {"deepspeed", "fsdp2"} & {*given.job.frameworks} == {"deepspeed"} else "fsdp2"
+    seen = given.job.frameworks
+    shards = "deepspeed" if "deepspeed" in seen and "fsdp2" not in seen else "fsdp2"
     of_fsdp, saved = _of_sharded(given, spent, shards) if fsdp else ("", 0.0)
     lost = saved + spent.ddp + spent.ddp_idle
     if not given.is_worth(lost):
@@ -98,8 +99,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         id="communication_copies",
         title=f"{kinds} take {ms(sum(took.values()))} of a {ms(given.step_ns)} {given.per}{most}{idle}: compute that "
         "only serves communication",
-        # What copies less with FSDP2 gathers less, too: the copies bound no gain. Of what the host took to launch them
-        # the device saves as much as it idled meanwhile, or for launches that came late for it.
+        # Settings that copy fewer shards gather less, too: the copies bound no gain. Of what the host took to launch
+        # them the device saves as much as it idled meanwhile, or for launches that came late for it.
         at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, min(spent.ddp_host, spent.launches)),
         loss_ns=round(lost),
         apply={**({"ddp": of_ddp} if DDP in took else {}), **({shards: of_fsdp} if of_fsdp else {})},

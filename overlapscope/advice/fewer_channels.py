@@ -20,7 +20,8 @@ TRIED: Final = 8
 """Channels to try where the present number is not known: a quarter of the maximum of 32 before NCCL 2.25."""
 FEWEST: Final = 2
 MOSTLY: Final = 0.9
-"""The share of compute beside calls with more channels than are tried is said where it is no more. A choice."""
+"""The title says which share of the compute is beside calls with more channels than are tried, if it is at most this. A
+choice."""
 CHANNELS: Final = re.compile("nccl|rccl", re.I)
 """Names of kernels whose blocks are channels, one each."""
 

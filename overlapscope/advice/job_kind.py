@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.parallelism import FRAMEWORK_NAMES, SERVES, groups_of_megatron, parallelism_of
+from overlapscope.whatif.parallelism import FRAMEWORK_NAMES, SERVES, has_megatron_groups, parallelism_of
 
 ONLY_SEEN: Final = {"fsdp2", "megatron"}
 """Frameworks that are advised only where they are seen; others leave fewer names."""
@@ -45,7 +45,7 @@ def job_kind(run: Run) -> JobKind:
     names = {name for each in run.ranks.values() for name in each.names}
     found = {key for key, pattern in FRAMEWORK_NAMES.items() if any(pattern.search(name) for name in names)}
     found |= {"ddp"} if any(each.recorded.get("ddp") for each in run.ranks.values()) else set()
-    found |= {"megatron"} if groups_of_megatron(run) else set()
+    found |= {"megatron"} if has_megatron_groups(run) else set()
     like = parallelism_of(run)
     found |= {"fsdp2"} if like == "fsdp" else set()
     trains = like in ("ddp", "fsdp") or any(TRAINS.search(name) for name in names)

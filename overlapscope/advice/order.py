@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from overlapscope.advice.calls.backward_prefetch import IN_FORWARD
 from overlapscope.advice.hosts.slow_host import not_computed_ns
 from overlapscope.advice.late_rank import DOMINATES
 from overlapscope.advice.losses.exposed_communication import LATE_WAITS
@@ -41,9 +42,6 @@ or took no time, ..."""
 OF_BOUND: Final = 0.5
 """... of which this share counts in the order. A choice: calls that depend on each other leave some of it, how much is
 not recorded, while idle time in calls of the host, and what a replay gains, are lost in full."""
-IN_FORWARD: Final = "in_forward"
-"""Where nothing is gathered ahead in either pass, as was seen of nearly all gathers, little of the bound is left by
-calls that depend on each other."""
 TIMES_NEXT: Final = 2
 """A change of numerics, which costs a comparison of losses, stands before what addresses so many times less. A
 choice."""
@@ -151,8 +149,8 @@ def ranked(
 
 def _weight_ns(each: Recommendation) -> float:
     """Return the loss that it addresses, or its gain where no loss is known or the gain is more; of a bound that no
-    replay confirms and complete overlap alone would reach, `OF_BOUND`, but where each call was seen to be launched late
-    for it."""
+    replay confirms and complete overlap alone would reach, `OF_BOUND`; all of it where nearly all gathers were seen to
+    begin late in both passes (`IN_FORWARD`), as little of that is left by calls that depend on each other."""
     is_less = each.id in BY_OVERLAP and each.predicted_gain_ns is None and not each.evidence.get(IN_FORWARD)
     share = OF_BOUND if is_less else 1.0
     return max(share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from overlapscope.advice.calls.backward_prefetch import IN_FORWARD
 from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
@@ -188,7 +189,7 @@ def with_replayed_prefetch(
 def _with_replayed_gain(each: Recommendation, result: WhatIf) -> Recommendation:
     """Return the rule's recommendation of prefetch, in backward or in both passes, with the gain that the replay of the
     same predicts, if it surely is one."""
-    knobs = dict(IN_BOTH) if each.evidence.get("in_forward") else {PREFETCH: IN_BOTH[PREFETCH]}
+    knobs = dict(IN_BOTH) if each.evidence.get(IN_FORWARD) else {PREFETCH: IN_BOTH[PREFETCH]}
     # The rule says that none is gathered ahead; without a setting, FSDP2 gathers one ahead in backward.
     before = dict.fromkeys(knobs, 0) if len(knobs) == 1 else {}
     none, row = (next((one for one in result.scenarios if one.knobs == asked), None) for asked in (before, knobs))

@@ -71,7 +71,6 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     at_most_ns: float
     """How much shorter the mean step gets, at most, if no rank computes longer: nor do peers then compute beside calls
     in which they wait."""
-
     evened_ns: float
     """The same if batches are why: evened out, each of these ranks computes as long as their mean."""
 
@@ -138,7 +137,7 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
     if any(_always(rank, steps) for rank in set(rank_of.values())):
         return None
     same_work = _do_the_same(given, rank_of)
-    bounds = [max(_longer_ns(steps[step], most, same_work), waits_ns) for step, (most, waits_ns) in most_of.items()]
+    bounds = [max(_longer_ns(steps[step], most), waits_ns) for step, (most, waits_ns) in most_of.items()]
     evened_ns = fmean(_evened_ns(steps[step], most, waits=step in rank_of) for step, (most, _) in most_of.items())
     at_most_ns = evened_ns if same_work is False else fmean(bounds)
     return SlowerInTurn(rank_of=rank_of, steps=waited, same_work=same_work, at_most_ns=at_most_ns, evened_ns=evened_ns)
@@ -147,14 +146,13 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
 def _evened_ns(of: Mapping[int, "_OfStep"], most: int, *, waits: bool) -> float:
     """Return how much shorter a step gets, at most, if its ranks compute for as long as their mean: by what the one
     that computes longest does beyond it, or, where the others wait for that, by what all wait in the mean."""
-    return max(_longer_ns(of, most, same_work=False), fmean(each.waits_ns for each in of.values()) if waits else 0.0)
+    beyond_ns = of[most].alone_ns - fmean(each.alone_ns for each in of.values())
+    return max(beyond_ns, fmean(each.waits_ns for each in of.values()) if waits else 0.0)
 
 
-def _longer_ns(of: Mapping[int, "_OfStep"], most: int, same_work: bool | None) -> float:
-    """Return how much longer a rank computes in a step than it would without its excess: than its peers' median; than
-    the mean of all, where it has more work, which others then do."""
-    if same_work is False:
-        return of[most].alone_ns - fmean(each.alone_ns for each in of.values())
+def _longer_ns(of: Mapping[int, "_OfStep"], most: int) -> float:
+    """Return how much longer a rank computes in a step than the median of its peers: as recorded, or without what
+    communication beside it slows, whichever is more."""
     peers = [each for rank, each in of.items() if rank != most]
     return max(
         of[most].compute_ns - median(each.compute_ns for each in peers),

@@ -87,7 +87,7 @@ def _places(timeline: RankTimeline) -> dict[int, tuple[str, int, int]]:
 def messages_in_ranges(timeline: RankTimeline) -> tuple[Ints, Ints] | None:
     """Return for each call the own place and the peer's, as the range says in which it was launched, NONE outside such;
     None where the rank has no such ranges."""
-    if not any("ccl:send " in name or "ccl:recv " in name for name in timeline.names):
+    if not any(map(PLACES.match, timeline.names)):
         return None
     calls, notes = timeline.collectives, timeline.annotations
     own, peer = np.full(calls.op.size, NONE, np.int64), np.full(calls.op.size, NONE, np.int64)

@@ -8,6 +8,7 @@ import numpy as np
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, TENSOR
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -119,7 +120,7 @@ def other_framework(run: Run) -> str | None:
         return None
     names = {name for each in run.ranks.values() for name in each.names}
     seen = next((key for key, pattern in NOT_DDP.items() if any(map(pattern.search, names))), None)
-    if seen is None and groups_of_megatron(run):
+    if seen is None and has_megatron_groups(run):
         return "groups of Megatron"
     if seen is None and run.ranks and all(map(_gathers_after_optimizer, run.ranks.values())):
         return "what looks like a sharded optimizer (reductions before it, gathers of parameters after it)"
@@ -176,20 +177,19 @@ def _shards_otherwise(run: Run) -> bool:
     names = {name for each in run.ranks.values() for name in each.names}
     if any(map(FRAMEWORK_NAMES["deepspeed"].search, names)):
         return True
-    megatron = any(map(FRAMEWORK_NAMES["megatron"].search, names)) or groups_of_megatron(run)
+    megatron = any(map(FRAMEWORK_NAMES["megatron"].search, names)) or has_megatron_groups(run)
     return megatron and not any(map(_gathers_in_backward, run.ranks.values()))
 
 
-def groups_of_megatron(run: Run) -> bool:
+def has_megatron_groups(run: Run) -> bool:
     """Return whether a group of a run has a description that Megatron gives."""
     return any(MEGATRON_GROUP.search(f"{each.name} {each.description or ''}") for each in run.groups)
 
 
 def _gathers_in_backward(timeline: RankTimeline) -> bool:
     calls, names = timeline.collectives, timeline.names
-    codes = {name: code for code, name in enumerate(names)}
-    rows = (calls.op == codes.get("all_gather", -2)) & (calls.phase == codes.get(BACKWARD, -2))
-    return bool((rows & ((calls.dimension < 0) | (calls.dimension == codes.get(DATA, -2)))).any())
+    rows = rows_named(calls.op, names, "all_gather".__eq__) & rows_named(calls.phase, names, BACKWARD.__eq__)
+    return bool((rows & ((calls.dimension < 0) | rows_named(calls.dimension, names, DATA.__eq__))).any())
 
 
 def _kinds(timeline: RankTimeline) -> set[Parallelism]:

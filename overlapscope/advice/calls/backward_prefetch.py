@@ -19,6 +19,8 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_fsdp
 
 OF_FSDP: Final = ("all_gather", "reduce_scatter")
+IN_FORWARD: Final = "in_forward"
+"""In the evidence: true where nothing is gathered ahead in forward, too."""
 SOON_NS: Final = 20_000
 """Compute that begins within this time of a call's end had waited for it. A choice: streams need some microseconds."""
 MOSTLY: Final = 0.5
@@ -97,7 +99,7 @@ def _in_forward_too(given: RuleInput) -> Recommendation | None:
         "reduce_scatter)",
         at_most_ns=at_most,
         apply={"torch": FOR_BOTH["torch"]} if uses_fsdp1(given.run) else {"fsdp2": FOR_BOTH["fsdp2"]},
-        evidence={"exposed_ns": round(exposed), "in_forward": True},
+        evidence={"exposed_ns": round(exposed), IN_FORWARD: True},
         measured=[
             "when gathers, and the compute launched before them, ran, and these calls without compute beside them"
         ],

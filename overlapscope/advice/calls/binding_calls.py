@@ -45,10 +45,7 @@ def paced_by_others(timeline: RankTimeline, own: Flags, since_ns: Ints, last_one
 
     `since_ns` is from when on each call transfers, NONE without times; nothing but the optimizer follows `last_ones`.
     """
-    calls, spans = timeline.collectives, timeline.spans
-    lane = np.full(calls.op.size, NONE)
-    sends = (spans.kind == COMM) & (spans.collective != NONE)
-    lane[spans.collective[sends]] = spans.lane[sends]
+    calls, lane = timeline.collectives, streams_of_calls(timeline)
     rows = np.flatnonzero((since_ns != NONE) & (lane != NONE))
     rows = rows[sort_order(lane[rows], calls.start_ns[rows])]
     if not rows.size:
@@ -62,6 +59,14 @@ def paced_by_others(timeline: RankTimeline, own: Flags, since_ns: Ints, last_one
     last = np.flatnonzero(np.append(run[1:] != run[:-1], True))
     chosen = last_ones[rows[last]] & ~has_own
     return union((begins[chosen], until[chosen]))
+
+
+def streams_of_calls(timeline: RankTimeline) -> Ints:
+    """Return the stream of each call; NONE where that is not known."""
+    spans, found = timeline.spans, np.full(timeline.collectives.op.size, NONE)
+    sends = (spans.kind == COMM) & (spans.collective != NONE)
+    found[spans.collective[sends]] = spans.lane[sends]
+    return found
 
 
 def saved_of(

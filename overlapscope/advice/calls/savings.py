@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.calls.binding_calls import DIRECTLY_NS, saved_of
+from overlapscope.advice.calls.binding_calls import DIRECTLY_NS, saved_of, streams_of_calls
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, time_of
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_QUANTILE
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.fast_calls import of_many_calls
 from overlapscope.analysis.exposure.longer_than_like import OF_LARGER, since_ns
-from overlapscope.timeline.columns import COMM, NONE, Flags, Floats, Ints
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
 from overlapscope.timeline.run import RankTimeline
@@ -114,7 +114,7 @@ def saved_by_half_ns(
     every = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
     if not rows.size:
         return 0.0
-    lane = _lanes(timeline)
+    lane = streams_of_calls(timeline)
     every = every[sort_order(lane[every], calls.start_ns[every])]
     behind, half = _behind_ns(timeline, every, lane[every]), half[every]
     sums = np.cumsum(half)
@@ -161,14 +161,6 @@ def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
         ns_a_byte[own] = np.minimum.accumulate(ns_a_byte[own])
     found = transfer_ns.copy()
     found[known] = np.minimum(took, np.ceil(OF_LARGER * ns_a_byte[kind] * sizes)).astype(np.int64)
-    return found
-
-
-def _lanes(timeline: RankTimeline) -> Ints:
-    """Return the stream of each call; NONE where that is not known."""
-    spans, found = timeline.spans, np.full(timeline.collectives.op.size, NONE)
-    sends = (spans.kind == COMM) & (spans.collective != NONE)
-    found[spans.collective[sends]] = spans.lane[sends]
     return found
 
 

@@ -23,7 +23,7 @@ TORCH: Final = (
     "# reduce in buckets during backward, on a stream of their own (async_op=True); wait once, before the optimizer",
     "# gather beside the next forward, module by module, and wait for each before it computes",
 )
-UNTIL_NEXT: Final = "a step has time without communication"
+FREE_TIME: Final = "a step has time without communication"
 HOST_WAITED_NS: Final = "host_waited_ns"
 """In the evidence: exposed time of these calls that only the host waited for (`blocking_calls`)."""
 
@@ -82,7 +82,7 @@ def _of_gathers(given: RuleInput, found: _Sharded) -> Recommendation | None:
         measured=["these calls, and that nothing is computed beside them"],
         assumed=[
             *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
-            f"that all of it can be overlapped, as far as {'forward lasts' if known else UNTIL_NEXT}: the gain is an "
+            f"that all of it can be overlapped, as far as {'forward lasts' if known else FREE_TIME}: the gain is an "
             "upper bound",
         ],
     )
@@ -112,7 +112,7 @@ def _of_both(given: RuleInput, found: _Sharded) -> Recommendation | None:
         measured=["these calls, and that nothing is computed beside them"],
         assumed=[
             *([] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"]),
-            f"that all of it can be overlapped, as far as {UNTIL_NEXT}: the gain is an upper bound",
+            f"that all of it can be overlapped, as far as {FREE_TIME}: the gain is an upper bound",
         ],
     )
 

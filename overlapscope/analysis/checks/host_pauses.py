@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -127,7 +128,7 @@ def _costly(
     alone = max(costs, key=costs.__getitem__) if steps >= FEWEST_STEPS else None
     alone = alone if alone is not None and costs[alone] >= IN_ONE_STEP * sum(costs.values()) else None
     between, one_place = _place(found)
-    if cost_ns < WORTH * step_ns or not (anywhere or one_place or _times_a_step(found) <= FEW_A_STEP):
+    if cost_ns < WORTH * step_ns or not (anywhere or one_place or median(_times(found)) <= FEW_A_STEP):
         return []
     inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
     does = _does(run, found, len({each.rank for each in found}) * steps)
@@ -159,13 +160,13 @@ def _costly(
 
 def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
     """Return what the pauses themselves show, and the costliest of them."""
-    by_step, ranks = _by_step(found), sorted({each.rank for each in found})
+    by_step, times, ranks = _by_step(found), _times(found), sorted({each.rank for each in found})
     return {
         "ranks": ranks,
         "steps": sorted(by_step),
         "number": len(found),
-        "times_a_step": list(_each_time(found)),
-        "may_compile": max(each.paused_ns for each in found) >= COMPILES_NS,
+        "times_a_step": [times[0], times[-1]],
+        "may_compile": _may_compile(found),
         "paused_ns": round(float(np.median([each.paused_ns for each in found]))),
         "idle_ns": sum(each.idle_ns for each in found),
         "at_begin": all(each.before == BEGIN for each in found),
@@ -182,7 +183,7 @@ def _of_one_rank(found: Sequence[CostlyPause], ranks: int) -> tuple[Sequence[Cos
     own = [each for each in found if each.rank == rank]
     idle_ns, of_all_ns = (sum(each.idle_ns for each in some) for some in (own, found))
     its = times >= OF_ONE_RANK * len(found) and idle_ns >= OF_ONE_RANK * of_all_ns
-    anywhere = not _place(own)[1] and _times_a_step(own) > FEW_A_STEP
+    anywhere = not _place(own)[1] and median(_times(own)) > FEW_A_STEP
     return (own, True) if anywhere and ranks > 1 and its else (found, False)
 
 
@@ -205,21 +206,16 @@ def _place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
     return between, times >= AT_ONE_PLACE * len(found)
 
 
-def _times_a_step(found: Sequence[CostlyPause]) -> float:
-    return float(np.median(list(Counter((each.rank, each.step) for each in found).values())))
-
-
-def times_a_step(least_most: Sequence[int], window: str = "step") -> str:
-    """Return how often at least and at most ranks pause in a step or a recording, with a comma; empty where each does
-    once."""
-    least, most = least_most
+def times_a_step(times: Sequence[int], window: str = "step") -> str:
+    """Return in words how often ranks pause in a step or a recording, which they do so many `times`, fewest first; with
+    a comma, and empty where each does once."""
+    least, most = times[0], times[-1]
     return f"{'up to ' * (least < most)}{most} times a {window}, " if most > 1 else ""
 
 
-def _each_time(found: Sequence[CostlyPause]) -> tuple[int, int]:
-    """Return how often at least and at most a rank paused in a step in which it did."""
-    times = Counter((each.rank, each.step) for each in found).values()
-    return min(times), max(times)
+def _times(found: Sequence[CostlyPause]) -> list[int]:
+    """Return how often each rank paused in each step in which it did, fewest first."""
+    return sorted(Counter((each.rank, each.step) for each in found).values())
 
 
 def _by_step(found: Sequence[CostlyPause]) -> dict[int, set[int]]:
@@ -316,11 +312,15 @@ def _why(
     begun = sum(each.before == BEGIN for each in found)
     why = f"{FETCH}, {WHY}" if not no_batch and all(COPIES.search(each.after) for each in found) else WHY
     why = f"{COPIED}, {why}" if copied else why
-    if max(each.paused_ns for each in found) >= COMPILES_NS:
+    if _may_compile(found):
         why = f"{COMPILES}, {why}" if _all_at_once(found, known) else f"{why}, or {COMPILES}"
     if not begun:
         return why
     return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"
+
+
+def _may_compile(found: Sequence[CostlyPause]) -> bool:
+    return max(each.paused_ns for each in found) >= COMPILES_NS
 
 
 def _all_at_once(found: Sequence[CostlyPause], known: Collection[int]) -> bool:
@@ -388,7 +388,7 @@ def _who(found: Sequence[CostlyPause], steps: int, *, anywhere: bool) -> str:
     """Return which hosts paused, for how long, and how often where one does at many places, or each more than once."""
     who = "the host" if len({each.rank for each in found}) == 1 else "hosts"
     some = anywhere or found[0].step is None
-    times = f"{len(found)} times, " if some else times_a_step(_each_time(found))
+    times = f"{len(found)} times, " if some else times_a_step(_times(found))
     return f"{who} paused {times}for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
 
 

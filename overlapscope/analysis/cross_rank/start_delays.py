@@ -90,8 +90,8 @@ def began(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> 
 def _until_first_spans(
     ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks, begun: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the same, where all ranks have devices, no later after the earliest than their first spans are apart: from
-    these on it is recorded what devices did, and why they came to a call apart."""
+    """Return when each rank began: where all have devices, no longer after the earliest one than their first spans are
+    apart, as from these on it is recorded what devices did, and why ranks came to a call apart."""
     first: dict[int, float] = {}
     for rank in begun:
         spans = ranks[rank].spans

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import NONE, Collectives, Ints
+from overlapscope.timeline.columns import NONE, Collectives, Flags, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import MOST, factorize_rows, largest_by, split_by
@@ -56,14 +56,20 @@ def _placement(group: Group, ranks: tuple[int, ...]) -> Key:
     return group.description, tuple((each - each[0]).tobytes() for each in (members, *nodes))
 
 
-def like_in_groups(timeline: RankTimeline, corresponding: Mapping[str, str]) -> tuple[Ints, Ints, list[Key]]:
+def even_calls(timeline: RankTimeline) -> Flags:
+    """Return which calls of a rank are of the same size on each member, with known size and times."""
+    calls = timeline.collectives
+    found: Flags = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE)
+    found &= rows_named(calls.op, timeline.names, lambda name: name in SYMMETRIC and name != UNEVEN)
+    return found
+
+
+def _like_in_groups(timeline: RankTimeline, corresponding: Mapping[str, str]) -> tuple[Ints, Ints, list[Key]]:
     """Return the calls of a rank that those of a corresponding group may be like, the number of the kind of each one,
     and what calls of each kind have in common. They are even calls of `corresponding` groups, with sizes and times."""
-    calls, names = timeline.collectives, timeline.names
-    rows = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE)
-    rows &= rows_named(calls.group, names, corresponding.__contains__)
-    rows &= rows_named(calls.op, names, lambda name: name in SYMMETRIC and name != UNEVEN)
-    own = np.flatnonzero(rows)
+    calls = timeline.collectives
+    of_groups = rows_named(calls.group, timeline.names, corresponding.__contains__)
+    own = np.flatnonzero(even_calls(timeline) & of_groups)
     kind, first = factorize_rows([each[own] for each in _columns(calls)])
     return own, kind, [_key(timeline, int(row), corresponding) for row in own[first]]
 
@@ -93,7 +99,7 @@ def least_of_corresponding(
     least: dict[Key, int] = {}
     kinds = {}
     for rank, own_ns in needs_ns.items():
-        rows, kind, keys = kinds[rank] = like_in_groups(ranks[rank], corresponding)
+        rows, kind, keys = kinds[rank] = _like_in_groups(ranks[rank], corresponding)
         for key, ns in zip(keys, largest_by(kind, own_ns[rows], len(keys)).tolist(), strict=True):
             least[key] = min(least.get(key, MOST), MOST if ns == NONE else ns)
     found = {}
@@ -139,7 +145,7 @@ def _lasted_by_kind(
     found: dict[Key, dict[str, tuple[Ints, int]]] = defaultdict(dict)
     for rank, excess in excess_ns.items():
         timeline, calls = ranks[rank], ranks[rank].collectives
-        rows, kind, keys = like_in_groups(timeline, corresponding)
+        rows, kind, keys = _like_in_groups(timeline, corresponding)
         for key, alike in zip(keys, split_by(kind), strict=True):
             own = rows[alike]
             group = timeline.names[int(calls.group[own[0]])]

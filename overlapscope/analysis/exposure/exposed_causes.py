@@ -3,14 +3,14 @@
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, but for gaps between kernels that follow each other without the call
 (`behind_compute`, which is no exposed wait), by what that rank did longer since the two last met, or began to record
-(as much later as it began is nobody's lateness; where the system's
-account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
-idling; without it hosts that take turns on cores wait for one where they pause in operations); what
-it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
-without a device after those of its group that began earlier; and the rest as the rank's dependency graph says, by what
-the next compute waited for. Where the graph may not say: delay by a late launch; delay by queueing, both as far as they
-delay its group; and the rest, by what the step computes after it, or a later one at its end; where the transfer time of
-a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
+(as much later as it began is nobody's lateness; where the system's account of both is known, waiting for a core is
+neither computing nor idling, and sleep in what seems to be compute is idling; without it hosts that take turns on cores
+wait for one where they pause in operations); what it ended later than another rank, where one clock shows that its last
+member had begun; transfer beyond the baseline, without a device after those of its group that began earlier; and the
+rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
+late launch; delay by queueing, both as far as they delay its group; and the rest, by what the step computes after it,
+or a later one at its end; where the transfer time of a call is not known, the time until the last member arrived is
+still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Iterator, Mapping

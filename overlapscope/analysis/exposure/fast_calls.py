@@ -7,11 +7,9 @@ import numpy as np
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.analysis.exposure.arrivals import Arrivals
-from overlapscope.analysis.exposure.corresponding_groups import UNEVEN, least_of_corresponding
+from overlapscope.analysis.exposure.corresponding_groups import even_calls, least_of_corresponding
 from overlapscope.analysis.exposure.longer_than_like import LONGER, since_ns
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import factorize_rows, split_by
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -30,9 +28,7 @@ def transfers_at_most(
 
 def _of_own_groups(timeline: RankTimeline, transfers: Transfers, arrived: Arrivals) -> Ints:
     calls = timeline.collectives
-    rows = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.group >= 0) & (calls.bytes != NONE)
-    rows &= rows_named(calls.op, timeline.names, lambda name: name in SYMMETRIC and name != UNEVEN)
-    own = np.flatnonzero(rows & (transfers.transfer_ns == NONE))
+    own = np.flatnonzero(even_calls(timeline) & (calls.group >= 0) & (transfers.transfer_ns == NONE))
     lasted_ns = (calls.end_ns - since_ns(timeline, arrived))[own]
     kind, _ = factorize_rows([each[own] for each in (calls.op, calls.group, calls.dtype, calls.bytes)])
     found = np.full(calls.op.size, NONE)

@@ -49,8 +49,9 @@ ready before it was launched, and `queued`: its stream was busy with communicati
 `host_waited`: the next compute waited for its own launch alone, and its host had waited for the call before that.
 `host_not_ready`: the next compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or
 kernel. `tail`: no compute follows. `unknown`: no rule names it."""
-LATE_LAUNCH, QUEUED, AHEAD, DEPENDENCY, HOST_WAITED, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL = range(9)
-UNKNOWN = 9
+(
+    LATE_LAUNCH, QUEUED, AHEAD, DEPENDENCY, HOST_WAITED, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN,
+) = range(len(EXPOSED_CAUSES))  # fmt: skip
 _CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
 _CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
 _CAUSE[RUN_COPY], _CAUSE[RUN_COMPUTE], _CAUSE[OCCUPANCY] = BEHIND_COPY, BEHIND_COMPUTE, BEHIND_COMPUTE

@@ -12,6 +12,7 @@ import numpy as np
 
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.device_waits import NO_LAUNCH_BINDS_NS
+from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -38,7 +39,6 @@ from overlapscope.analysis.graph.model import (
     in_parts,
     once_a_graph,
 )
-from overlapscope.timeline.columns import COMPUTE as COMPUTES
 from overlapscope.timeline.columns import NONE, Flags, Ints, Small
 from overlapscope.timeline.rows import sum_by
 
@@ -162,11 +162,9 @@ def unrecorded_until_ns(graph: Graph, part: RankPart) -> int:
     for the device ended between that launch and its start: it waited for work that is not recorded.
     """
     time, starts = graph.nodes.time_ns, part.starts()
-    computes = np.flatnonzero(part.span_kind == COMPUTES)
-    if not part.on_device or not computes.size:
+    main = compute_lane(part.span_lane, part.span_kind, time[part.ends()] - time[starts])
+    if not part.on_device or main == NONE:
         return NONE
-    taken = time[part.ends()][computes] - time[starts][computes]
-    main = int(sum_by(part.span_lane[computes], taken + 1, int(part.span_lane.max()) + 1).argmax())
     first = int(np.flatnonzero(part.span_lane == main)[0])
     call, start = int(part.launched_by[first]), int(time[starts][first])
     if graph.nodes.gap[starts][first] != FIRST_OF_LANE or call < 0:

@@ -39,7 +39,7 @@ OF_GROUP: Final = 0.1
 """... they have this share of it. A choice: a rank is in few groups at once."""
 
 
-class SingleCall(msgspec.Struct, frozen=True, kw_only=True):
+class _SingleCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is much of what its rank exposed."""
 
     longer_ns: int
@@ -78,7 +78,7 @@ def longer_calls(
         for each in zip(*((own.needs_ns != NONE, own.is_longer) for own in longer.values()), strict=True)
     )
     found = Finding(
-        id="longer_than_like",
+        id="longer_than_like",  # written out: a test finds the page of each id
         severity="info",
         title=f"at least {percent_text(share)} of exposed communication ({within}) is what calls take longer than the "
         f"shortest of their like: waiting for {_others(run)}, or other traffic on the link{_of_groups(run, slower)}",
@@ -136,7 +136,7 @@ def _parts(own: RankWindows, exposed: BusyTime, head: Headline) -> Iterator[_Par
 
 def _usual_ns(
     run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike],
-    single: Mapping[int, SingleCall],
+    single: Mapping[int, _SingleCall],
 ) -> int:  # fmt: skip
     """Return what calls take longer than their like in the median of the whole steps, mean over ranks, in ns.
 
@@ -154,21 +154,19 @@ def _usual_ns(
     return round(median(map(fmean, by_step.values())))
 
 
-def _single_calls(
-    ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
-) -> dict[int, SingleCall]:  # fmt: skip
+def _single_calls(ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]) -> dict[int, _SingleCall]:
     """Return, by rank, the single call that is much of what it exposed, and most of what its calls take longer."""
     found = {}
     for rank in sorted(longer.keys() & ranks.keys()):
         each, exposed_ns = longer[rank].exposed_ns, ranks[rank].whole.exposed_comm_ns or 0
         most_ns = int(each.max(initial=0))
         if most_ns >= OF_ONE_CALL * exposed_ns and most_ns > MOST_OF_LONGER * int(each.sum()):
-            found[rank] = SingleCall(longer_ns=most_ns, exposed_ns=exposed_ns, row=int(each.argmax()))
+            found[rank] = _SingleCall(longer_ns=most_ns, exposed_ns=exposed_ns, row=int(each.argmax()))
     return found
 
 
 def _one_call(
-    run: Run, head: Headline, longer: Mapping[int, LongerThanLike], single: Mapping[int, SingleCall]
+    run: Run, head: Headline, longer: Mapping[int, LongerThanLike], single: Mapping[int, _SingleCall]
 ) -> list[Finding]:
     """Return the single call that is most of what its rank exposed, of the rank where it is longest."""
     if not single:

@@ -130,7 +130,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def interference(
     spans: Spans, communication: Intervals | None = None, *, other: Intervals | None = None, has_kernels: bool = True
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """Compare launches beside communication with the same launches free of it; with the reason where that cannot be.
 
     `communication` is when the rank communicated, in ns; None for its recorded communication, with wait time. Beside
@@ -269,9 +269,7 @@ def _edges(launches: Ints) -> list[int]:
     return edges[::-1]
 
 
-def _launches_of(
-    spans: Spans, rows: Ints, lasted: Ints, communication: Intervals, other: Intervals
-) -> _Launches:  # fmt: skip
+def _launches_of(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals, other: Intervals) -> _Launches:
     start, end, step = spans.start_ns[rows], spans.end_ns[rows], spans.step[rows]
     share, alone = BusyTime(communication).within(start, end) / lasted, _alone(start, end)
     elsewhere = BusyTime(other).within(start, end) / lasted

@@ -1,7 +1,7 @@
 """Name the range, of the user or a framework, in which a late rank spent what made it late."""
 
-from collections.abc import Sequence, Set
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,8 @@ AS_MUCH: Final = 0.8
 """Of nested ranges the innermost is named that explains this share of what the best one does."""
 MOST_RANKS: Final = 64
 """Of more ranks what their devices ran is not looked at."""
+_Times = Callable[[RankTimeline, float, Set[str] | None], dict[str, Intervals]]
+"""Times of ranges by name: of those with so many ns in sum, and of some names alone if given."""
 
 
 def late_range(
@@ -30,16 +32,14 @@ def late_range(
     That is time of its host; with `on_device`, where that explains nothing, what its device computed that was launched
     in the range. Ranges whose names differ in numbers alone are one.
     """
-    found = _longest_more(rank, run, met, lead_ns, _host_times)
+    found = _longest_more(rank, run, met, lead_ns, times_in_ranges)
     members = {each for group in met for each in group.ranks}
     if found or not on_device or len(members) > MOST_RANKS:
         return found
     return _longest_more(rank, run, met, lead_ns, _launched_in)
 
 
-def _longest_more(
-    rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, times_of: "_Times"
-) -> dict[str, Any]:
+def _longest_more(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, times_of: _Times) -> dict[str, Any]:
     own = {
         name: times
         for name, times in times_of(run.ranks[rank], MOST * lead_ns, None).items()
@@ -65,16 +65,8 @@ def _longest_more(
     return {"range": name, "range_more_ns": more[name], **alone}
 
 
-class _Times(Protocol):
-    def __call__(self, timeline: RankTimeline, least_ns: float, names: Set[str] | None) -> dict[str, Intervals]:
-        """Return the time of ranges by name, of those with `least_ns` in sum, and of some `names` alone if given."""
-
-
-def _host_times(timeline: RankTimeline, least_ns: float, names: Set[str] | None) -> dict[str, Intervals]:
-    return times_in_ranges(timeline, least_ns, names)
-
-
 def _launched_in(timeline: RankTimeline, least_ns: float, names: Set[str] | None) -> dict[str, Intervals]:
+    """Return when the device computed what was launched in ranges of each name; arguments as of `times_in_ranges`."""
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
     rows = rows[sort_order(spans.launch_ns[rows])]

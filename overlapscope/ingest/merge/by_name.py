@@ -18,7 +18,7 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Source
 DEVICES_OF_A_HOST: Final = 8
 """Numbers in names below this are ranks, also where some are missing: processes have larger ones."""
 RANKS_PER_FILE: Final = 64
-"""Of so many ranks one at least is given: larger numbers in names are those of processes."""
+"""Numbers in names below this times the number of files may be ranks; larger ones are those of processes. A choice."""
 
 
 def numbered_by_name(readings: Readings, unread: Sequence[Source]) -> tuple[Readings, dict[str, int], list[Source]]:

@@ -24,6 +24,7 @@ DELAY_HEAD: Final = "delayed each of the others ms"
 WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, DELAY_HEAD, "late arrivals")
 HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
 """Where members of groups were not recorded; what is waited of all collective time is not known then."""
+COUNTED_ONCE: Final = "A lead that lasts over several calls counts at each. Counted once,"
 NO_DELAY: Final = 0.001
 """Where nobody was late, and no rank delayed others by this share of the recording, ..."""
 NO_WAITING: Final = 0.005
@@ -143,7 +144,7 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     others = [each for each in others if (each.delayed_ns or 0) >= WORTH_DELAY * (first.delayed_ns or 1)]
     once = f"rank {first.rank} delayed others by {ms(first.delayed_ns or 0)} ms"
     once += "".join(f", rank {each.rank} by {ms(each.delayed_ns or 0)} ms" for each in others)
-    return [*found, f"A lead that lasts over several calls counts at each. Counted once, {once}."]
+    return [*found, f"{COUNTED_ONCE} {once}."]
 
 
 def _once_on_devices(skew: Skew) -> list[str]:
@@ -153,7 +154,7 @@ def _once_on_devices(skew: Skew) -> list[str]:
     if not found:
         return []
     once = ", ".join(f"rank {each.rank} delayed others by {ms(each.blame_ns)} ms" for each in found[:MAX_DELAYING])
-    return [f"A lead that lasts over several calls counts at each. Counted once, {once}."]
+    return [f"{COUNTED_ONCE} {once}."]
 
 
 def together_text(skew: Skew) -> list[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.advice.slower_in_turn import UNSEEN, _always, _longer_ns, _OfStep, slower_in_turn
+from overlapscope.advice.slower_in_turn import UNSEEN, _always, _evened_ns, _longer_ns, _OfStep, slower_in_turn
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
@@ -128,8 +128,8 @@ def test_what_peers_compute_longer_beside_their_waits_counts_for_the_bound() -> 
         1: _OfStep(STEP_NS, 40 * MS, 0, 4 * MS),
         2: _OfStep(STEP_NS, 40 * MS, 0, 4 * MS),
     }
-    assert _longer_ns(of, 0, same_work=None) == 14 * MS
-    assert _longer_ns(of, 0, same_work=False) == pytest.approx(14 * MS * 2 / 3)
+    assert _longer_ns(of, 0) == 14 * MS
+    assert _evened_ns(of, 0, waits=False) == pytest.approx(14 * MS * 2 / 3)
 
 
 def test_many_steps_are_counted() -> None:

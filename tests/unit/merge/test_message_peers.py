@@ -65,7 +65,7 @@ def test_peers_that_a_source_states_as_ranks_of_the_job_stay() -> None:
         pytest.param({2: [("send", 1)], 5: [("recv", 0), ("send", 2)]}, None, id="a place beyond those recorded"),
         pytest.param({2: [("send", 1)], 5: [("send", 0)]}, None, id="no rank receives"),
         pytest.param({2: [("send", 1)], 5: [("send_recv", 0)]}, None, id="another operation"),
-        pytest.param({2: [("send", 0)], 5: [("recv", 1)]}, None, id="to itself"),
+        pytest.param({2: [("send", 0), ("recv", 0)], 5: [("all_reduce", NONE)]}, None, id="to itself"),
         pytest.param({2: [("send", 2)], 5: [("recv", 1)], 7: [("all_reduce", NONE)]}, None, id="the first was not"),
     ],
 )

@@ -77,7 +77,7 @@ def _excess(
     beside it, which says what stages do that were not recorded in it."""
 
     def more(stage: PipelineStage) -> float:
-        return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
+        return stage.bubble_ns - ideal_bubble_ns(_busy_ns(stage), len(ranks), stage.activations)
 
     worst = max(stages, key=more)
     if more(worst) < max(MIN_NS, MIN_SHARE * worst.window_ns):

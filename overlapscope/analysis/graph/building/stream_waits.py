@@ -98,7 +98,8 @@ def compute_lane(lane: Ints, kind: Small, lasted_ns: Ints) -> int:
     computes = kind == COMPUTE
     if not computes.any():
         return NONE
-    return int(sum_by(lane[computes], lasted_ns[computes], int(lane.max()) + 1).argmax())
+    # One more for each span: where all compute takes no time, a stream without any is not chosen.
+    return int(sum_by(lane[computes], lasted_ns[computes] + 1, int(lane.max()) + 1).argmax())
 
 
 def asked_for(spans: Spans, launched: Flags, waits: StreamWaits, serves: Flags) -> Ints | None:

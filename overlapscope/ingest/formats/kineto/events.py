@@ -121,8 +121,8 @@ class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
     `speaks_of_comm(name)` selects the host ranges whose arguments are kept. Of those named `tensors_of` only shapes and
-    types are kept, one value for all that have the same. `stacks` keeps all functions of Python stacks, not the long
-    ones alone. `keeps_shapes` keeps how many elements the inputs of each host range have, and a hash of their shapes.
+    types are kept, one value for all that have the same. `stacks` keeps all functions of Python stacks, not only the
+    long ones. `keeps_shapes` keeps how many elements the inputs of each host range have, and a hash of their shapes.
     """
 
     keeps_shapes: bool = False
@@ -431,8 +431,8 @@ _NO_STREAM: Final = (1 << 32) - 1
 
 
 LONG_FRAME_US: Final = 3_000
-"""Functions of Python stacks that last so long are kept of all recordings: they say where a host paused, and are few. A
-choice: as long as pauses that are named."""
+"""Functions of Python stacks that last this long are always kept: they say where a host paused, and are few. A choice:
+as long as pauses that are named."""
 
 
 def _is_long(duration_us: object) -> bool:

@@ -38,7 +38,7 @@ _HEADER: Final = struct.Struct("<IIIIQQ")
 _INT, _UINT64, _SIZE = 5, 18, 22
 """Entry types of NVTX: int, uint64_t, size_t."""
 _FORMAT: Final = {_INT: struct.Struct("<i"), _UINT64: struct.Struct("<Q"), _SIZE: struct.Struct("<Q")}
-COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER = (
+_FIELDS: Final = (
     "NCCL communicator ID",
     "Message size [bytes]",
     "No. of ranks",
@@ -46,7 +46,7 @@ COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER = (
     "CUDA device",
     "Peer rank",
 )
-_FIELDS: Final = (COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER)
+COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE, PEER = _FIELDS
 MAX_BLOB: Final = 4096
 _BEYOND: Final = 1 << 64
 _WRITTEN: Final = re.compile(r"\d{1,3}(?:,\d{3})*|\d{1,20}")
@@ -125,31 +125,25 @@ class NsightRanges(msgspec.Struct):
         of_nccl = good & rows_named(name, self.names.to_list(), _is_of_nccl)
         place = self._kept + np.cumsum(good) - 1
         for row in np.flatnonzero(of_nccl).tolist():
-            text = said[row] if said[row] is not None else self._text(said_id[row])
-            self._take_payload(int(place[row]), blobs[row], text, int(domain[row]), schemas)
+            stored_as = blobs[row] if isinstance(blobs[row], bytes) else self._json(said[row], said_id[row])
+            if stored_as is not None:
+                self._take_payload(int(place[row]), stored_as, int(domain[row]), schemas)
         self._kept += int(good.sum())
         self._parts.append((start[good], end[good], thread[good], name[good]))
 
-    def _take_payload(
-        self, place: int, blob: object, text: object, domain: int, schemas: dict[Any, PayloadSchema]
-    ) -> None:
+    def _take_payload(self, place: int, stored: bytes | str, domain: int, schemas: dict[Any, PayloadSchema]) -> None:
         """Keep the payload of one of NCCL's ranges, which has `place` among those kept; count it where unreadable."""
-        if isinstance(blob, bytes):
-            payload = decode(blob, domain, schemas)
-        elif (written := as_text(text)) is not None:
-            payload = decode_json(written)
-        else:
-            return
+        payload = decode(stored, domain, schemas) if isinstance(stored, bytes) else decode_json(stored)
         if payload is None:
             self.unread_payloads += 1
         else:
             self.payloads[place] = payload
 
-    def _text(self, number: object) -> str | None:
-        """Return the text of StringIds with this id."""
-        if not isinstance(number, int) or not self.file.is_key(STRINGS, "id"):
-            return None
-        return as_text(self.file.text_of(STRINGS, "id", "value", number))
+    def _json(self, text: object, number: object) -> str | None:
+        """Return a payload's JSON: its own text, else the one of StringIds with this id; None without."""
+        if text is None and isinstance(number, int) and self.file.is_key(STRINGS, "id"):
+            text = self.file.text_of(STRINGS, "id", "value", number)
+        return as_text(text)
 
     def _schemas(self) -> dict[tuple[int, int], PayloadSchema]:
         """Return the payload schemas by (domain, id); those that processes describe differently are left out."""
