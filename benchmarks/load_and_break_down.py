@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.garbage_collection import collect_rarely
 from overlapscope.ingest.read_run import read_inputs
 

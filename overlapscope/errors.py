@@ -44,9 +44,13 @@ class HostEventsError(InputError):
     """The host events of a stored rank cannot be read; the rest of the rank can."""
 
     def __init__(self, path: str, why: str) -> None:
-        self.path = path
+        self.path, self._why = path, why
         self.what = f"cannot be read: {why}"
         super().__init__(f"{path}: {self.what}")
+
+    def __reduce__(self) -> tuple[type["HostEventsError"], tuple[str, str]]:
+        """Return how it travels to another process."""
+        return HostEventsError, (self.path, self._why)
 
 
 class NewerSchemaError(InputError):

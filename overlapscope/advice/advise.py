@@ -70,7 +70,8 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Analysis, Recommendation, late_in_each_step, with_costs
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some

@@ -19,7 +19,8 @@ from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
 from overlapscope.analysis.stragglers.host_work import host_work
 from overlapscope.errors import HostEventsError

@@ -23,7 +23,8 @@ from overlapscope.analysis.job_step.headline import headline, quiet_steps
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
-from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,

@@ -1,4 +1,4 @@
-"""Summarize each rank from its own spans in one pass; comparing ranks then needs no spans any more."""
+"""Summarize a rank from its own spans in one pass; comparing ranks then needs no spans any more."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, own_stages
 from overlapscope.analysis.common.cause_table import WAITED_FOR_CORE, NoCauses
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
@@ -37,8 +37,7 @@ from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Activity, BusyTime, Intervals, WindowSets, difference, union
 from overlapscope.timeline.rows import sum_by
-from overlapscope.timeline.run import Group, RankTimeline, Run
-from overlapscope.timeline.store.read_ahead import read_ahead
+from overlapscope.timeline.run import Group, RankTimeline
 
 UNKNOWN: Final = "unknown"
 START_OF_RECORDING: Final = "start_of_recording"
@@ -101,19 +100,6 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     def sets(self) -> WindowSets:
         """The sets of windows of `figures`."""
         return WindowSets.of(_sets(self.whole, self.windows))
-
-
-def summarize_ranks(run: Run, graphs: BuiltGraphs | None = None) -> dict[int, RankSummary]:
-    """Summarize every rank, one after the other; only the spans of one rank are in memory at a time.
-
-    `graphs` keeps the graphs that are built of them for later questions.
-    """
-    groups, graphs = groups_by_rank(run.groups), graphs or BuiltGraphs(run)
-    alone = len(run.ranks) == 1
-    return {
-        rank: summarize_rank(timeline, groups.get(rank, ()), graphs, alone=alone)
-        for rank, timeline in read_ahead(run.ranks)
-    }
 
 
 def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: BuiltGraphs, *, alone: bool) -> RankSummary:

@@ -12,7 +12,7 @@ from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores
 from overlapscope.analysis.per_rank.kernels import compared
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.run import Run, began

@@ -62,11 +62,15 @@ class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
         source: HostSource = self.source
         return self._asked(lambda: source.select(kinds, names, around))
 
+    def fail(self, error: HostEventsError) -> None:
+        """State that another process could not read them."""
+        vars(self)["error"] = error
+
     def _asked(self, read: Callable[[], HostSpans]) -> HostSpans:
         try:
             return read()
         except HostEventsError as error:
-            vars(self)["error"] = error
+            self.fail(error)
             raise
 
 

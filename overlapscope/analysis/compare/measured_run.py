@@ -21,7 +21,7 @@ from overlapscope.analysis.job_step.step_table import (
     step_table,
 )
 from overlapscope.analysis.rank_figures import rank_windows
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.analysis.structure.rank_structure import RankStructure, structure_of
 from overlapscope.timeline.run import Run

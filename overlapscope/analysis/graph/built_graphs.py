@@ -27,9 +27,16 @@ class BuiltGraphs:
         self._unjoined: dict[tuple[int, int], RankNodes] = {}
         self._lock = RLock()
 
+    @property
+    def keeps_ranks(self) -> bool:
+        """Return whether what is built for a rank is kept. Reads no table."""
+        from overlapscope.analysis.graph.building.build import graph_too_large  # noqa: PLC0415 - a recording without host events needs no graph
+
+        return graph_too_large(self._run) is None
+
     def of_rank(self, timeline: RankTimeline, recording: int) -> Graph:
         """Return the graph of one recording of a rank; its times are the rank's own. May raise HostEventsError."""
-        from overlapscope.analysis.graph.building.build import alone, graph_too_large, rank_nodes  # noqa: PLC0415 - a recording without host events needs no graph
+        from overlapscope.analysis.graph.building.build import alone, rank_nodes  # noqa: PLC0415 - as above
 
         key = ((timeline.rank,), recording)
         with self._lock:
@@ -39,7 +46,7 @@ class BuiltGraphs:
             graph = alone(own)
             if len(self._run.ranks) == 1:
                 self._graphs[key] = graph
-            elif graph_too_large(self._run) is None:
+            elif self.keeps_ranks:
                 self._unjoined[timeline.rank, recording] = own
             return graph
 

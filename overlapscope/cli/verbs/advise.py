@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.analysis.graph.built_graphs import BuiltGraphs  # noqa: PLC0415
-    from overlapscope.analysis.rank_summary import summarize_ranks  # noqa: PLC0415
+    from overlapscope.analysis.rank_summaries import summarize_ranks  # noqa: PLC0415
     from overlapscope.analysis.result import with_costs  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415

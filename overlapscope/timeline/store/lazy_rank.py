@@ -240,6 +240,45 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class RankByFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored rank as it travels to another process of this machine: its small tables, and where the others lie."""
+
+    small: Mapping[str, Any]
+    folder: Path
+    parts: tuple[UnloadedPart, ...]
+    spans: int
+    host: Mapping[str, Any] | None
+    """Where its host spans lie; None where they are among the small tables."""
+
+    @classmethod
+    def of(cls, rank: StoredRank) -> "RankByFiles":
+        """Return the rank without what its files hold."""
+        source = rank.host.source if isinstance(rank.host, LazyHostSpans) else None
+        unread = isinstance(source, UnloadedHostSpans)
+        left_out = (*LARGE_TABLES, "host") if unread else LARGE_TABLES
+        unloaded = rank._unloaded
+        return cls(
+            small={name: getattr(rank, name) for name in rank.__struct_fields__ if name not in left_out},
+            folder=unloaded.folder,
+            parts=unloaded.parts,
+            spans=unloaded.spans,
+            host={name: getattr(source, name) for name in _PLACE_OF_HOST} if unread else None,
+        )
+
+    def at_hand(self) -> RankTimeline:
+        """Return the timeline as `StoredRank.at_hand` does; raises as it does."""
+        cache, values = TableCache(), dict(self.small)
+        if self.host is not None:
+            values["host"] = LazyHostSpans.of(UnloadedHostSpans(**self.host, cache=cache))
+        unloaded = UnloadedTables(folder=self.folder, parts=self.parts, spans=self.spans, cache=cache)
+        for name in LARGE_TABLES:
+            values[name] = unloaded.table(name, values["names"], keep=False)
+        return RankTimeline(**values)
+
+
+_PLACE_OF_HOST: Final = tuple(name for name in UnloadedHostSpans.__struct_fields__ if name != "cache")
+
+
 class OpenedRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank as it was opened, and what of it could not be."""
 

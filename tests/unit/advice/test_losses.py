@@ -22,7 +22,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.graph.rank_causes import rank_causes
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Recommendation, SkewRank
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json as as_json

@@ -18,7 +18,7 @@ from overlapscope.analysis.checks.host_pauses import IN_PHASE, CostlyPause, _why
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.found_causes import HostLoss
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, END
 from overlapscope.ingest.read_run import read_inputs

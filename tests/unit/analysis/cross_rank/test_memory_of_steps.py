@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store import load_save as store
 from overlapscope.timeline.store.load_save import load_run, save_run

@@ -21,7 +21,7 @@ from overlapscope.analysis.per_rank.host_operations import (
     step_operations,
 )
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.errors import HostEventsError
 from overlapscope.report.text.analysis import empty_ranges_text, render
 from overlapscope.report.text.critical_path import critical_path_text

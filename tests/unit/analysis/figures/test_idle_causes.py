@@ -14,7 +14,8 @@ from overlapscope.analysis.common.cause_table import IDLE_CAUSES, NO_CAUSES, WAI
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph import idle
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.rank_summary import MAY_WAIT_FOR_CORE, UNKNOWN, _with_rest, summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import MAY_WAIT_FOR_CORE, UNKNOWN, _with_rest
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text, render

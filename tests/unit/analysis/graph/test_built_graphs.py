@@ -11,7 +11,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import RankNodes
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.predict import predict_recording

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.stragglers.compared_operations import by_sizes, longer_operation
 from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import NONE, Ints

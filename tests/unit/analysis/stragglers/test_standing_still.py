@@ -12,7 +12,7 @@ from overlapscope.analysis.all_findings import _still_ns
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.report.text.critical_path import critical_path_text

@@ -12,7 +12,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.exposure.core_waiting import in_turn
 from overlapscope.analysis.late_ranks import turns_on_cores, waiting_for_turns
 from overlapscope.analysis.per_rank.host_runs import HostRuns
-from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.timeline.intervals import BusyTime
