@@ -34,7 +34,7 @@ from overlapscope.files.source_digest import source_digest
 from overlapscope.files.temporary_folder import locked_folder
 from overlapscope.timeline.columns import NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.store.arrow_tables import open_parquet
-from overlapscope.timeline.store.lazy_rank import check_rank
+from overlapscope.timeline.store.lazy_rank import read_of_rank
 from overlapscope.timeline.store.load_save import load_rank
 from overlapscope.timeline.store.manifest import RankEntry, is_rank_folder
 from overlapscope.timeline.store.run_directory import part_folders
@@ -121,8 +121,7 @@ def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
         # Arrow cannot open paths that are not UTF-8.
         with open_regular(folder / "spans.parquet") as spans, open_regular(folder / "recordings.parquet") as windows:
             file = open_parquet(spans)
-            check_rank(file, entry.rank)
-            table = file.read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
+            table = read_of_rank(entry.rank, file, ["recording", "kind", "start_ns", "end_ns"])
             recordings = open_parquet(windows).metadata.num_rows
         start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
         kinds = _kinds(table)

@@ -377,9 +377,8 @@ def _host_names(path: Path, rank: int, rows: int, names: NameTable) -> FileState
         state = file_state(path.stat())
         with open_regular(path) as opened:
             file = open_parquet(opened)
-            check_rank(file, rank)
             _check_rows(file.metadata.num_rows, rows, "the table")
-            names.encode(words_of(file.read(columns=["name"], use_threads=False).column("name")))
+            names.encode(words_of(read_of_rank(rank, file, ["name"]).column("name")))
     except UNREADABLE as error:
         raise ValueError(f"{path.name}: {first_line(error)}") from error
     return state
@@ -402,29 +401,28 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
     content = read_regular(folder / f"{name}.parquet")
     try:
         file = open_parquet(pa.BufferReader(content))
-        if rank is not None:
-            check_rank(file, rank)
         there = set(file.schema_arrow.names)
         every = stored_columns(kind)
         wanted = [column for column in every if column in there]
         if len(wanted) < len(every) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
             raise ValueError(f"has columns of other names: {', '.join(sorted(there - {'rank', *wanted}))[:80]!r}")
-        return read_columns(file.read(columns=wanted, use_threads=False), kind, names)
+        return read_columns(read_of_rank(rank, file, wanted), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 
 
-def check_rank(file: pq.ParquetFile, rank: int) -> None:
-    """Raise ValueError if the column `rank` of a file, if there is one, contains another rank.
+def read_of_rank(rank: int | None, file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
+    """Return columns of a file. Raises ValueError if its column `rank`, if there is one, contains another rank.
 
     Its rows are read, not its statistics: in a damaged footer, asking pyarrow for those ends the process.
     """
-    if "rank" not in file.schema_arrow.names:
-        return
-    for chunk in file.read(columns=["rank"], use_threads=False).column("rank").chunks:
+    states = rank is not None and "rank" in file.schema_arrow.names
+    table = file.read(columns=[*columns, "rank"] if states else columns, use_threads=False)
+    for chunk in table.column("rank").chunks if states else ():
         other = whole_numbers(chunk, np.int32)
         if (other != rank).any():
             raise ValueError(f"is of rank {other[np.argmax(other != rank)]}")
+    return table
 
 
 def first_line(error: Exception) -> str:
