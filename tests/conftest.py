@@ -2,7 +2,9 @@
 
 import fcntl
 import gc
+import itertools
 import os
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -70,6 +72,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.read_text(encoding="utf-8") == text
 
     return check
+
+
+_folders = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder for a test. Pytest's own fixture looks through those of all tests before it for a free number."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    place = tmp_path_factory.getbasetemp() / f"{name}_{next(_folders)}_"  # no number that others count on from
+    place.mkdir(mode=0o700)
+    return place
 
 
 @pytest.fixture(scope="module")

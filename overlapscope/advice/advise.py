@@ -46,8 +46,10 @@ from overlapscope.advice.losses.largest_loss import (
     OF_EXPOSED,
     largest_loss,
     late_gain_ns,
+    late_waits_ns,
 )
 from overlapscope.advice.losses.launch_bound import launch_bound
+from overlapscope.advice.losses.more_micro_batches import more_micro_batches
 from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.sharded_optimizer import HOST_WAITED_NS, sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
@@ -65,7 +67,7 @@ from overlapscope.advice.slower_in_turn import slower_in_turn, uneven_steps
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
@@ -133,6 +135,7 @@ RULES: Final[tuple[Rule, ...]] = (
     fsdp_units,
     overlap_without_effect,
     uneven_stages,
+    more_micro_batches,
     little_compute,
 )
 SAME_TIME: Final = {
@@ -150,7 +153,7 @@ CASTS_GBS: Final = 0.5
 """Bytes a second, in 1e9, from which on 16 bits gain nothing without a device. Measured over loopback on two cores: an
 all-reduce of 24 MB with casts and a sum in bfloat16 took as long as in float32, or up to 1.7 times, at 0.8 to 1.7; at
 0.04 to 0.15 it gained (benchmarks/WHATIF.md). The value lies between, and is not measured."""
-OF_WAITING: Final = frozenset({"computing_calls", "uneven_steps", "uneven_stages"})
+OF_WAITING: Final = frozenset({"computing_calls", "uneven_steps", "uneven_stages", "more_micro_batches"})
 """Recommendations on what makes ranks wait: they are no settings whose gain waiting leaves out."""
 MOSTLY_WAITED: Final = 0.5
 """Calls of which the host alone waited for this share of the exposed time are overlapped once it does not. A choice."""
@@ -222,7 +225,7 @@ def without_waiting(
     settings: Sequence[Recommendation], given: RuleInput, late: Sequence[Recommendation]
 ) -> list[Recommendation]:
     """Return recommendations whose upper bound is worth it without the waiting for `late` ranks that it may hold."""
-    waits_ns = max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)), late_gain_ns(late, given.steps))
+    waits_ns = max(late_waits_ns(given, late), late_gain_ns(late, given.steps))
     left = round(max((given.figures.exposed_comm_ns or 0) - waits_ns, 0))
     found = []
     for each in settings:

@@ -91,7 +91,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     sharded = FSDP_OUT if shards == "fsdp2" else SHARDED
     took = {kind: ns for kind, ns in ((sharded, fsdp if of_fsdp else 0.0), (DDP, spent.ddp)) if ns}
     kinds = " and ".join(sorted(took, key=lambda kind: -took[kind]))
-    most = f", of which {ms(saved + spent.ddp)} can be saved at most" if of_fsdp and saved < fsdp else ""
+    # Settings that copy fewer shards gather less, too: the copies bound no gain.
+    most = f", of which {ms(saved + spent.ddp)} can go, with communication besides" if of_fsdp and saved < fsdp else ""
     idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
     return recommended(
@@ -99,8 +100,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         id="communication_copies",
         title=f"{kinds} take {ms(sum(took.values()))} of a {ms(given.step_ns)} {given.per}{most}{idle}: compute that "
         "only serves communication",
-        # Settings that copy fewer shards gather less, too: the copies bound no gain. Of what the host took to launch
-        # them the device saves as much as it idled meanwhile, or for launches that came late for it.
+        # Of what the host took to launch them the device saves as much as it idled meanwhile, or for launches that came
+        # late for it.
         at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, min(spent.ddp_host, spent.launches)),
         loss_ns=round(lost),
         apply={**({"ddp": of_ddp} if DDP in took else {}), **({shards: of_fsdp} if of_fsdp else {})},

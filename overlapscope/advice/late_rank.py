@@ -8,14 +8,14 @@ import numpy as np
 from msgspec import to_builtins
 
 from overlapscope.advice.rule_input import ms
-from overlapscope.advice.slower_in_turn import SlowerInTurn
+from overlapscope.advice.slower_in_turn import BATCHES, SlowerInTurn
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
-from overlapscope.display import percent_text
+from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.operations import POINT_TO_POINT
@@ -30,6 +30,10 @@ MOSTLY_MATCHED: Final = 0.5
 the step."""
 LONGEST_NAME: Final = 48
 """Characters of a name in a title."""
+WORTH_BLAME: Final = 0.1
+"""Of the blame, for a rank to be named among several. A choice."""
+MOST_NAMED: Final = 4
+"""Such ranks in a title."""
 LEAST_STEPS: Final = 3
 """With collectives, to leave one of them out that has most of the waiting."""
 OF_ONE_CALL: Final = 0.8
@@ -41,6 +45,9 @@ BY_COMPUTE: Final = ("more_work", "slower_compute", "longer_compute")
 """Causes of a late rank, by `held_by`, of which it is certain: fewer or larger calls may relieve a host that is
 late."""
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
+LONGER_COMPUTE_NS: Final = "longer_compute_ns"
+"""In the evidence: what ranks, in turn, compute longer than the mean, where other members of their groups were not
+recorded. All wait for that, whoever comes last."""
 
 LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "host": {"python": "py-spy record --pid PID --duration 30 --output host.svg  # what its host does meanwhile"},
@@ -154,7 +161,7 @@ def late_rank(
         return None
     if found.left_out is None:
         found = msgspec.structs.replace(found, blame_ns=_once(analysis))
-    in_turn = slower() if straggler is None and _window(analysis) == "step" else None
+    in_turn = slower() if straggler is None else None
     few = straggler is None and in_turn is None and _window(analysis) == "step"
     few = few and analysis.headline.steps < LEAST_STEPS and lateness(found.blame_ns, analysis) == "not_known"
     once = longest(max(found.blame_ns, key=found.blame_ns.__getitem__)) if few else None
@@ -231,7 +238,8 @@ def _recommended(
             "late_with": straggler.late_with if straggler else [],
             "removal_ns": straggler.removal_ns if straggler else None,
         }
-        | ({} if once is None else {"one_call": to_builtins(once)}),
+        | ({} if once is None else {"one_call": to_builtins(once)})
+        | ({} if in_turn is None or is_whole else {LONGER_COMPUTE_NS: round(in_turn.evened_ns)}),
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
         assumed=_assumed(straggler, per) if replayed else in_turn.assumed(is_whole=is_whole) if in_turn else [],
     )
@@ -308,7 +316,7 @@ def _look(
     whose = lateness(found.blame_ns, analysis)
     if whose == "each_step":
         return {"look": f"{LONGEST_WAITS}, as commands", **where}
-    if whose not in ("in_turn", "waits_longest"):
+    if in_turn is None and whose not in ("in_turn", "waits_longest"):
         return {"look": f"{LONGEST_WAITS}; more steps show whether it is always one rank"}
     differs = "clocks, power" if in_turn and in_turn.same_work else "batches, clocks, power"
     if not found.on_device:
@@ -317,6 +325,7 @@ def _look(
         "look": f"{LONGEST_WAITS}; then what differs from step to step ({differs}, other processes)",
         "nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER; nvidia-smi  # and what else runs on the devices",
         "linux": PROCESSES,
+        **(BATCHES if in_turn and in_turn.same_work is False else {}),
     }
 
 
@@ -338,8 +347,10 @@ def _title(
         return f"W{waiting}; {leads}, {ms(once.after_ns)} after step {once.step} began: it was late once"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        whom = waited_for(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
-        return f"W{waiting}{without}, {whom}"
+        whom = _whom(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
+        known = found.left_out is None and head.step_ns and late_ns and ms(late_ns) not in waiting
+        exposed = f", {ms(late_ns)} of a {ms(head.step_ns or 0)} {head.window} exposed" if known else ""
+        return f"W{waiting}{exposed}{without}, {whom}"
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
@@ -347,17 +358,34 @@ def _title(
     return f"Look at {who}{cause}{when}: w{waiting}"
 
 
+def _whom(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
+    """Return for whom ranks waited: of several in turn, the few that have most of the blame, the largest first."""
+    if lateness(blame_ns, analysis) != "in_turn":
+        return waited_for(blame_ns, analysis)
+    of_ns = sum(blame_ns.values())
+    ordered = sorted(blame_ns, key=lambda rank: -blame_ns[rank])
+    late = [rank for rank in ordered if blame_ns[rank] >= WORTH_BLAME * of_ns]
+    if not 1 < len(late) < min(len(blame_ns), MOST_NAMED + 1):
+        return waited_for(blame_ns, analysis)
+    return f"most for rank {late[0]}, then {list_some(late[1:])}"
+
+
 def _slower_words(found: SlowerInTurn) -> str:
     """Return for whom ranks waited: for one that computed longer than its peers in its step, now this one, now that."""
     what = "does the same work slower" if found.same_work else "computes longer than its peers then"
-    return f"for several ranks in turn, each of which {what} ({found.where})"
+    even = "; even out batches" if found.same_work is False else ""
+    return f"for several ranks in turn, each of which {what} ({found.where}){even}"
 
 
 def _once(analysis: Analysis) -> dict[int, int]:
-    """Return the blame of each rank, of leads that last over several calls once, where that is known and any is."""
+    """Return the blame of each rank, of leads that last over several calls once, where that is known and any is.
+
+    Where no rank has half of the blame in all calls, all of it is returned: then no measure alone accuses one.
+    """
     ranks = analysis.skew.ranks
-    known = any(each.delayed_ns for each in ranks)
-    return {each.rank: each.delayed_ns if known and each.delayed_ns is not None else each.blame_ns for each in ranks}
+    every = {each.rank: each.blame_ns for each in ranks}
+    known = any(each.delayed_ns for each in ranks) and max(every.values()) > sum(every.values()) / 2
+    return {each.rank: each.delayed_ns if known and each.delayed_ns is not None else every[each.rank] for each in ranks}
 
 
 def _where(straggler: Straggler) -> str:

@@ -10,10 +10,14 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, ms, recommended
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
+from overlapscope.analysis.exposure.exposed_causes import each_causes
 from overlapscope.analysis.per_rank.kernels import LARGER
-from overlapscope.analysis.result import Analysis, Recommendation, late_waits_ns
+from overlapscope.analysis.result import Recommendation, late_waits_ns
 from overlapscope.timeline.columns import COMPUTE, NONE
+from overlapscope.timeline.intervals import BusyTime, WindowSets
 from overlapscope.timeline.run import RankTimeline
 
 MOST_OF_IT: Final = 0.5
@@ -45,6 +49,7 @@ WORDS: Final[Mapping[bool | None, tuple[str, str, Mapping[str, str]]]] = {
 """What to do, what a rank does, and the code for it: by whether it did the same work."""
 NO_LONGER: Final = "that no rank need compute longer than its peers: the gain is an upper bound"
 UNSEEN: Final = "that ranks which were not recorded compute no longer than these"
+NOT_MARKED: Final = "by the optimizer's kernels: steps are not marked"
 
 
 class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,17 @@ class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """In all their grids: the size of their work."""
 
 
+class _Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps in which ranks are compared."""
+
+    of: Mapping[int, Mapping[int, "_OfStep"]]
+    """By step, then by rank."""
+    windows: Mapping[int, Mapping[int, tuple[int, int]]]
+    """By rank, then by step, in ns on its own clock; without steps that are cut short."""
+    marked: bool = True
+    """Whether their marks were recorded; else they are cycles of the optimizer."""
+
+
 class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that compute longer than their peers, one in each step."""
 
@@ -68,9 +84,11 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     same_work: bool | None
     """Whether its kernels are as many as its peers', by name, as large, and nearly all slower, in each of these steps;
     None where that is not known."""
+    marked: bool
+    """Whether steps are marked; else they are cycles of the optimizer, counted from 0."""
     at_most_ns: float
-    """How much shorter the mean step gets, at most, if no rank computes longer: nor do peers then compute beside calls
-    in which they wait."""
+    """How much shorter the mean step, or a recording without marks of steps, gets, at most, if no rank computes longer:
+    nor do peers then compute beside calls in which they wait."""
     evened_ns: float
     """The same if batches are why: evened out, each of these ranks computes as long as their mean."""
 
@@ -85,9 +103,10 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """Words for the ranks and their steps."""
         steps, ranks = ([str(each) for each in those] for those in (self.rank_of, self.rank_of.values()))
+        known_from = "" if self.marked else f", {NOT_MARKED}"
         if len(steps) > MOST_STEPS:
-            return f"{rank_list({*self.rank_of.values()})}, in {len(steps)} of {self.steps} steps"
-        return f"ranks {', '.join(ranks)} in steps {', '.join(steps)}"
+            return f"{rank_list({*self.rank_of.values()})}, in {len(steps)} of {self.steps} steps{known_from}"
+        return f"ranks {', '.join(ranks)} in steps {', '.join(steps)}{known_from}"
 
 
 def uneven_steps(given: RuleInput) -> Recommendation | None:
@@ -118,8 +137,11 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
 
     None where that explains few of the steps, and without devices or several ranks.
     """
-    steps = _steps_of_all(given.analysis)
-    if not given.run_has_device or len(given.analysis.ranks) < 2 or len(steps) < FEWEST_STEPS:
+    if not given.run_has_device or len(given.analysis.ranks) < 2:
+        return None
+    known = _marked_steps(given) if given.per == "step" else _implied_steps(given)
+    steps = known.of
+    if len(steps) < FEWEST_STEPS:
         return None
     rank_of, waited, most_of = {}, 0, {}
     for step, of in steps.items():
@@ -136,11 +158,18 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
         return None
     if any(_always(rank, steps) for rank in set(rank_of.values())):
         return None
-    same_work = _do_the_same(given, rank_of)
+    same_work = _do_the_same(given, known, rank_of)
+    figures_of = 1 if known.marked else len(steps)
     bounds = [max(_longer_ns(steps[step], most), waits_ns) for step, (most, waits_ns) in most_of.items()]
-    evened_ns = fmean(_evened_ns(steps[step], most, waits=step in rank_of) for step, (most, _) in most_of.items())
-    at_most_ns = evened_ns if same_work is False else fmean(bounds)
-    return SlowerInTurn(rank_of=rank_of, steps=waited, same_work=same_work, at_most_ns=at_most_ns, evened_ns=evened_ns)
+    evened = [_evened_ns(steps[step], most, waits=step in rank_of) for step, (most, _) in most_of.items()]
+    return SlowerInTurn(
+        rank_of=rank_of,
+        steps=waited,
+        same_work=same_work,
+        marked=known.marked,
+        at_most_ns=figures_of * fmean(evened if same_work is False else bounds),
+        evened_ns=figures_of * fmean(evened),
+    )
 
 
 def _evened_ns(of: Mapping[int, "_OfStep"], most: int, *, waits: bool) -> float:
@@ -181,11 +210,29 @@ class _OfStep(msgspec.Struct, frozen=True):
         return self.compute_ns - self.slowed_ns
 
 
-def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
-    """Return the figures of each rank in each step that is complete on nearly all (`OF_RANKS`); empty where figures are
-    of recordings."""
-    if analysis.headline.window != "step" or not analysis.ranks:
-        return {}
+def _implied_steps(given: RuleInput) -> _Steps:
+    """Return the figures of each rank in each cycle of the optimizer, where steps are not marked; what communication
+    slows is not known of these."""
+    known = any(info.steps for info in given.analysis.ranks)
+    cycles = {} if known else optimizer_cycles(given.run, given.cross_rank.clocks)
+    if not cycles or cycles.keys() != given.coverage.keys():
+        return _Steps(of={}, windows={}, marked=False)
+    of_ranks = {}
+    for rank, causes in each_causes(given.run, given.cross_rank, given.coverage, given.parts, given.transfers):
+        sets = WindowSets.of([[window] for window in cycles[rank]])
+        waits = np.sum([sets.within(causes.busy[cause]) for cause in WAITS_FOR_LATE_RANK], axis=0).tolist()
+        computed = sets.within(BusyTime(given.coverage[rank].compute))
+        of_ranks[rank] = [_OfStep(*each) for each in zip(sets.lengths, computed, waits, strict=True)]
+    steps = range(len(next(iter(cycles.values()))))
+    return _Steps(
+        of={step: {rank: own[step] for rank, own in of_ranks.items()} for step in steps},
+        windows={rank: dict(enumerate(own)) for rank, own in cycles.items()},
+        marked=False,
+    )
+
+
+def _marked_steps(given: RuleInput) -> _Steps:
+    """Return the figures of each rank in each step that is complete on nearly all (`OF_RANKS`)."""
     of_ranks = {
         info.rank: {
             each.step: _OfStep(
@@ -194,35 +241,37 @@ def _steps_of_all(analysis: Analysis) -> dict[int, dict[int, _OfStep]]:
             for each in info.steps
             if each.complete
         }
-        for info in analysis.ranks
+        for info in given.analysis.ranks
     }
     ranks_of = Counter(step for own in of_ranks.values() for step in own)
     common = sorted(step for step, ranks in ranks_of.items() if ranks >= max(OF_RANKS * len(of_ranks), 2))
-    return {step: {rank: own[step] for rank, own in of_ranks.items() if step in own} for step in common}
+    return _Steps(
+        of={step: {rank: own[step] for rank, own in of_ranks.items() if step in own} for step in common},
+        windows={rank: dict(zip(given.numbers[rank], own, strict=True)) for rank, own in given.windows.items()},
+    )
 
 
-def _do_the_same(given: RuleInput, rank_of: Mapping[int, int]) -> bool | None:
+def _do_the_same(given: RuleInput, known: _Steps, rank_of: Mapping[int, int]) -> bool | None:
     """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids,
     nearly all of them slower; False where few are. None between the two, where a grid, or what a peer ran in a step
     that it recorded completely, is not known, and of many ranks, which are not looked at."""
     ranks = given.analysis.ranks
     if len(ranks) > MOST_RANKS:
         return None
-    steps = {info.rank: {each.step for each in info.steps if each.complete} for info in ranks}
-    ran = {info.rank: _kernels(given, info.rank) for info in ranks}
+    ran = {info.rank: _kernels(given, info.rank, known.windows.get(info.rank, {})) for info in ranks}
     slower: list[float] = []
     for step, slow in rank_of.items():
-        if slow in given.numbers and step not in given.numbers[slow]:
+        if step not in known.windows.get(slow, {step}):
             continue  # it is cut short
         own = ran[slow].get(step)
-        peers = [each.get(step) for rank, each in ran.items() if rank != slow and step in steps[rank]]
-        known = [each for each in peers if each is not None]
-        if own is None or not known or len(known) < len(peers):
+        peers = [each.get(step) for rank, each in ran.items() if rank != slow and rank in known.of[step]]
+        theirs = [each for each in peers if each is not None]
+        if own is None or not theirs or len(theirs) < len(peers):
             return None
-        larger = own.blocks > LARGER * median(each.blocks for each in known)
-        if larger or any(each.counts != own.counts for each in known):
+        larger = own.blocks > LARGER * median(each.blocks for each in theirs)
+        if larger or any(each.counts != own.counts for each in theirs):
             return False
-        slower.append(_slower_share(own, known))
+        slower.append(_slower_share(own, theirs))
     if not slower:
         return None
     return True if min(slower) >= ALL_KINDS else False if median(slower) < FEW_KINDS else None
@@ -236,12 +285,10 @@ def _slower_share(own: _Kernels, peers: Sequence[_Kernels]) -> float:
     return sum(ns for name, ns in usual.items() if own.times_ns[name] >= least * ns) / all_ns
 
 
-def _kernels(given: RuleInput, rank: int) -> dict[int, _Kernels | None]:
+def _kernels(given: RuleInput, rank: int, windows: Mapping[int, tuple[int, int]]) -> dict[int, _Kernels | None]:
     """Return the kernels that began in each step of a rank; None without any, or where a grid is not known."""
-    if rank not in given.windows:
-        return {}
-    timeline, windows = given.run.ranks[rank].at_hand(), given.windows[rank]
-    return {step: _kernels_in(timeline, *window) for step, window in zip(given.numbers[rank], windows, strict=True)}
+    timeline = given.run.ranks[rank].at_hand() if windows else None
+    return {} if timeline is None else {step: _kernels_in(timeline, *window) for step, window in windows.items()}
 
 
 def _kernels_in(timeline: RankTimeline, start_ns: int, end_ns: int) -> _Kernels | None:

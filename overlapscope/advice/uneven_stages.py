@@ -46,7 +46,8 @@ def uneven_stages(given: RuleInput) -> Recommendation | None:
         given,
         id="uneven_stages",
         title=f"Even out the stages of the pipeline: stage {stage} ({rank_list(evidence['ranks'])}) computes for "
-        f"{ms(computed[stage])} a {per}, {ms(more_ns)} more than the other stages{usually}, which wait for it",
+        f"{ms(computed[stage])} a {per}, {ms(more_ns)} more than the other stages{_a_step(given, per, more_ns)}"
+        f"{usually}, which wait for it",
         per=per,
         apply={"torch": f"# {what_to_move(of_step or {}, stage, layer_ns)}"},
         evidence={"stage": evidence["stage"], "ranks": evidence["ranks"], "work_ns": work},
@@ -56,6 +57,15 @@ def uneven_stages(given: RuleInput) -> Recommendation | None:
         if layer_ns is None or not _of_layers(work, stage, layer_ns)
         else ["that layers are alike, and are moved as a whole: the gain is an upper bound"],
     )
+
+
+def _a_step(given: RuleInput, per: str, more_ns: float) -> str:
+    """Return what a time of a recording without marked steps is of each of its steps, where their length is known."""
+    fill = next((each.evidence for each in given.analysis.findings if each.id == "pipeline_fill"), {})
+    step_ns = fill.get("step_ns")
+    if per == "step" or given.per == "step" or not step_ns:
+        return ""
+    return f" ({ms(more_ns * step_ns / given.step_ns)} of each {ms(step_ns)} step)"
 
 
 def _of_layers(work_ns: Mapping[str, float], stage: str, layer_ns: float) -> float:

@@ -84,7 +84,7 @@ def _analysis(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, CallIndex.of(run, cross_rank.splits).call)
     of_windows = rank_windows(ranks, alone)
-    costs = throughput(run, alone)
+    costs = throughput(run, alone, {info.rank: (info.whole, *info.steps) for info in ranks})
     head = headline(of_windows, cross_rank, costs.cut_short)
     findings = findings_of(
         Asked(

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, own_stages
-from overlapscope.analysis.common.cause_table import WAITED_FOR_CORE, NoCauses
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITED_FOR_CORE, NoCauses
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -40,7 +40,6 @@ from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Group, RankTimeline
 
 UNKNOWN: Final = "unknown"
-START_OF_RECORDING: Final = "start_of_recording"
 MAY_WAIT_FOR_CORE: Final = ("launch_bound", "launch_latency", UNKNOWN)
 """Causes of idle time in which the host of a run without a device may have waited for a core."""
 LISTED: Final = (UNCLASSIFIED, FUSED)

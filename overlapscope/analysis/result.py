@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, Steps, long_steps
-from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, NoCauses
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_FOR_LATE_RANK, NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -35,6 +35,9 @@ WAITS_OF_STEP = 0.02
 """... its peers wait for at least this share of the step, and ..."""
 WAITS_ITSELF = 0.1
 """... which waits for at most this share of that itself, is not late by chance. Choices."""
+NOT_ALONE_NS = 1_000_000
+"""A call of a device that takes as long has other members: for a group of one rank NCCL makes a copy at most. A choice:
+a copy of some hundred MiB takes less."""
 
 
 class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -281,9 +284,22 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 
 
 def has_others(analysis: Analysis) -> bool:
-    """Return whether a recorded rank may have waited for another one: not in a job of a single process."""
+    """Return whether a recorded rank may have waited for another one: not in a job of a single process.
+
+    Where the number of ranks is not recorded, the number of the rank shows others, and so do long calls of a device.
+    """
     several = len(analysis.ranks) > 1 or bool(analysis.run.missing_ranks)
-    return several or any((row.group_size or 0) > 1 for row in analysis.collectives)
+    at_least = analysis.throughput is not None and analysis.throughput.devices_at_least
+    unsized = analysis.run.has_device and analysis.run.world_size is None
+    return (
+        several
+        or at_least
+        or any(
+            (row.group_size or 0) > 1
+            or (unsized and row.group_size is None and (row.transfer_ns_median or 0) >= NOT_ALONE_NS)
+            for row in analysis.collectives
+        )
+    )
 
 
 def waits_for_late_ranks(ranks: Iterable[RankInfo]) -> dict[int, int]:
@@ -413,8 +429,9 @@ def recording_ns(analysis: Analysis) -> int:
 
 
 def _divided(hours: float | None, causes: Mapping[str, int]) -> dict[str, float]:
-    total = sum(causes.values())
-    return {cause: hours * ns / total for cause, ns in causes.items()} if hours and total else {}
+    repeated = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
+    total = sum(repeated.values())
+    return {cause: hours * ns / total for cause, ns in repeated.items()} if hours and total else {}
 
 
 def slowed_by_communication(analysis: Analysis) -> tuple[float, float, float] | None:

@@ -9,9 +9,9 @@ from overlapscope.analysis.cost.throughput import Throughput, throughput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.job_step.headline import Headline, headline
-from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores
 from overlapscope.analysis.per_rank.kernels import compared
+from overlapscope.analysis.rank_figures import each_rank, rank_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
@@ -30,17 +30,11 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     )  # fmt: skip
     links = with_cores(run, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs), shared)
     held = beside_slow_links(held, links)
-    ranks = {
-        rank: RankWindows(
-            steps=list(zip(own.windows, own.figures[1:], strict=True)), whole=own.figures[0], recordings=own.whole
-        )
-        for rank, own in alone.items()
-        if own.figures[0].window_ns
-    }
+    infos, _, _ = each_rank(run, cross_rank, alone, cross_rank.transfers(run))
     recorded = max((len(own.windows) for own in alone.values()), default=0)
     damaged = [rank for rank, own in alone.items() if own.no_causes_reason == "unreadable_host_events"]
-    costs = throughput(run, alone)
-    head = headline(ranks, cross_rank, costs.cut_short)
+    costs = throughput(run, alone, {info.rank: (info.whole, *info.steps) for info in infos})
+    head = headline(rank_windows(infos, alone), cross_rank, costs.cut_short)
     return figures_of(run, name, job, recorded, held, costs, head, damaged)
 
 

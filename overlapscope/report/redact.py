@@ -72,7 +72,7 @@ def _words(words: str, between: str = "[ _+-]") -> str:
 _OURS: Final = _words(
     "a|accumulation|across|activations|after|against|algbw|algobw|algorithm|all|allgather|allocation|allocator"
     "|allreduce|alltoall|alone|and|any|apart|appeared|archive|as|ascend|attributed|avg|backward|bandwidth|barrier"
-    "|base|because|before|begins|behind|below|benchmark|between|bit|blame|blocking|both|bound|broadcasts?|bubble"
+    "|base|batches|because|before|begins|behind|below|benchmark|between|bit|blame|blocking|both|bound|broadcasts?|bubble"
     r"|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap|cards|causes|chakra|chance"
     "|change|channels|churn|clock|coalesced|collection|collective|collectives|collector|collnet|combines|comm|comms"
     "|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed|computing"
@@ -86,7 +86,7 @@ _OURS: Final = _words(
     "|isend|iteration|iterations|its|job|keep|kernels|keys|kinds|kineto|known|ktok|lane|lanes|larger|last|lasts|late"
     "|latency|launch|launched|launches|lead|least|left|like|line|link|links|little|loading|log|long|longer|look|lost"
     "|low|machines|mark|matched|matrix|max|may|mb|mean|measured|measurements|median|megatron|members|memory|messages"
-    "|mhz|mib|min|mismatch|missing|mixed|models|more|most|moved|moving|ms|names|narrow|nccl|negotiation|negotiations"
+    "|mhz|mib|micro|min|mismatch|missing|mixed|models|more|most|moved|moving|ms|names|narrow|nccl|negotiation|negotiations"
     "|network|no|node|nodes|nor|not|ns|nsight|number|nvls|odd|of|off|on|one|only|op|operation|operations|optimizer|or"
     "|other|others|out|output|outside|overlap|overlapped|overlapscope|p2p|paced|pageable|pairs|parallel|parallelism"
     "|path|paths|pause|paused|pauses|pausing|pcie|peer|peers|per|perfetto|pipeline|place|places|plugin|polls|possible"

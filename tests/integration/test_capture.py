@@ -22,6 +22,8 @@ from tests.support.old_torch import needs_fsdp2_without_cuda
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 TIMEOUT_SECONDS = 300
+WHOLE_ENDS = ("ddp", "decorated", "failing", "handles_its_end")
+"""Jobs whose interpreters take all modules apart at their end, as those of users do."""
 
 
 class Trained(msgspec.Struct):
@@ -53,7 +55,8 @@ def train(
             ["-m", module, scenario, str(rank), str(world), str(store), str(runs[rank] if runs else folder / "run"),
              mode, str(out)]
             for rank, out in enumerate(outs)
-        ]
+        ],
+        whole_end=scenario in WHOLE_ENDS,
     )  # fmt: skip
     if terminate is not None:
         end = time.monotonic() + TIMEOUT_SECONDS

@@ -17,6 +17,7 @@ from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet.document import DOCUMENTS
 from tests.conftest import ROOT, shared_file
+from tests.support.commands import stdout_of
 from tests.support.fork_server import start
 from tests.support.old_torch import has_dry_runs
 
@@ -106,13 +107,12 @@ def not_printed(block: str, printed: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("title", "section"), GALLERY, ids=[title for title, _ in GALLERY])
-def test_the_gallery_shows_what_the_command_prints(title: str, section: str) -> None:
+def test_the_gallery_shows_what_the_command_prints(
+    title: str, section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     of, path = re.findall(r"^<!-- (input|computed): (\S+) -->$", section, re.MULTILINE)[0]
     place = shared_file(path) if of == "input" else ROOT / path
-    printed = subprocess.run(
-        [sys.executable, "-m", "overlapscope.cli.main", "analyze", str(place)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    printed = stdout_of(capsys, "analyze", place)
     shown = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len(shown) == 1, title
     assert not_printed(shown[0], printed) == []
@@ -140,13 +140,13 @@ def test_ci_calls_the_commands_of_the_readme() -> None:
     assert all(command in script for command in BY_CI)
 
 
-def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_readme_shows_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = re.search(r"```text\n(2 ranks.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown
-    printed = subprocess.run(
-        [sys.executable, "-m", "overlapscope.cli.main", "analyze", "traces/baseline"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    printed = stdout_of(capsys, "analyze", "traces/baseline")
     assert printed.startswith(shown[1])
 
 

@@ -10,20 +10,31 @@ pytest.importorskip("torch", reason="torch is not installed: nothing is trained"
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 
-def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there() -> None:
+THREAD = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('last'))).start()"
+DESTROYED = "import torch; torch.ours = type('', (), {'__del__': lambda self: print('destroyed', flush=True)})()"
+
+
+@pytest.mark.parametrize("whole_end", [False, True])
+def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there(whole_end: bool) -> None:
     ends = {
         "import atexit, sys; atexit.register(print, 'at exit'); print(*sys.argv); sys.exit(3)": 3,
         "print('out', flush=True); 1 / 0": 1,
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": -signal.SIGKILL,
         "import sys; print(__name__, 'torch' in sys.modules, 'overlapscope' in sys.modules)": 0,
+        f"{THREAD}; print('first')": 0,
+        "import sys; sys.exit('why')": 1,
+        DESTROYED: 0,
     }
-    ended = start([["-c", code, "one", "two"] for code in ends]).wait(60)
+    ended = start([["-c", code, "one", "two"] for code in ends], whole_end=whole_end).wait(60)
     assert [each.code for each in ended] == list(ends.values())
     assert ended[0].output == "-c one two\nat exit\n"
     assert ended[1].output.startswith("out\nTraceback")
     assert "ZeroDivisionError" in ended[1].output
     assert ended[2].output == ""
     assert ended[3].output == "__main__ True False\n"  # what is ours is imported by each
+    assert ended[4].output == "first\nlast\n"
+    assert ended[5].output == "why\n"
+    assert ended[6].output == "destroyed\n" * whole_end
 
 
 def test_what_never_ends_is_killed_and_the_next_job_runs() -> None:

@@ -1,6 +1,5 @@
 """The recipes of examples/jobs, run as they stand against what stands in for their launchers; nodes share no disk."""
 
-import json
 import os
 import re
 import shutil
@@ -72,11 +71,10 @@ class Cluster:
 
     def check(self) -> None:
         """One run came out, in which both nodes' ranks are whole."""
-        done = self.finish(self.start("overlapscope", "analyze", str(self.kept), "--json"))
-        analysis = json.loads(done)
-        assert analysis["run"]["ranks"] == [0, 1]
-        assert analysis["run"]["missing_ranks"] == []
-        assert [len(each["steps"]) > 0 for each in analysis["ranks"]] == [True, True]
+        analysis = overlapscope.load(self.kept).analysis()
+        assert list(analysis.run.ranks) == [0, 1]
+        assert list(analysis.run.missing_ranks) == []
+        assert [len(each.steps) > 0 for each in analysis.ranks] == [True, True]
 
 
 @pytest.fixture

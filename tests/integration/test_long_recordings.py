@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: nothing can
 from overlapscope.capture.records import StepRecord  # noqa: E402 - behind the check for torch
 from overlapscope.capture.sampling import Sampling  # noqa: E402
 from tests.integration.jobs.long_job import FLUSH_SECONDS  # noqa: E402
+from tests.support.fork_server import start  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 MINUTE_OVER_FLUSH = 2
@@ -58,9 +59,8 @@ def warnings_of(run: Path) -> str:
 def test_a_recording_killed_at_any_moment_lacks_at_most_the_last_minute(tries: int, tmp_path: Path) -> None:
     chosen = random.Random()
     seconds = [f"{chosen.uniform(1.9, 4) * FLUSH_SECONDS:.3f}" for _ in range(tries)]
-    subprocess.run(
-        [sys.executable, "-m", "tests.integration.jobs.long_job", tmp_path, *seconds], check=True, timeout=120
-    )
+    (done,) = start([["-m", "tests.integration.jobs.long_job", str(tmp_path), *seconds]]).wait(120)
+    assert done.code == 0, done.output
     for number, lasted in enumerate(seconds):
         run = tmp_path / f"run{number}"
         steps = [line.split() for line in run.with_suffix(".steps").read_text().splitlines()]

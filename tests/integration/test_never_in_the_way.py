@@ -31,7 +31,7 @@ def profiled(path: Path, **options: Any) -> Any:
 
 
 def run(script: str, *arguments: str) -> Ended:
-    (ended,) = start([["-c", textwrap.dedent(script), *arguments]]).wait(120)
+    (ended,) = start([["-c", textwrap.dedent(script), *arguments]], whole_end=True).wait(120)
     return ended
 
 
@@ -363,7 +363,8 @@ def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_r1_a_second_profiler_costs_the_recording_and_not_the_job(order: str, tmp_path: Path) -> None:
-    (done,) = start([["-m", "tests.integration.exits.second_profiler", order, str(tmp_path / "run")]]).wait(120)
+    command = ["-m", "tests.integration.exits.second_profiler", order, str(tmp_path / "run")]
+    (done,) = start([command], whole_end=True).wait(120)
     assert done.code == 0, done.output
     assert "another profiler runs in this process" in done.output
     theirs = next(line for line in done.output.splitlines() if line.startswith("theirs"))

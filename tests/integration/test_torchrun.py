@@ -1,13 +1,11 @@
 """Under torchrun: a killed rank costs its own columns; the survivor's run is written though torchrun ends it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import overlapscope
-from tests.conftest import ROOT
+from tests.support.fork_server import start
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
@@ -16,12 +14,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 def killed(folder: Path, mode: str) -> str:
     """Run the job until a rank is killed; return its output, and check what is left of it."""
     run = folder / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "tests.integration.exits.torchrun_job", str(run), mode]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    output = done.stdout + done.stderr
-    assert done.returncode != 0, output
-    assert "missing  1 rank: 1" in done.stdout, output
+    (done,) = start([command]).wait(120)
+    output = done.output
+    assert done.code != 0, output
+    assert "missing  1 rank: 1" in output
     loaded = overlapscope.load(run)
     assert loaded.ranks == [0], output
     assert loaded.run.missing_ranks == (1,)

@@ -3,8 +3,7 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from overlapscope.report.text.analysis import render
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
-from tests.conftest import ROOT
 from tests.integration.test_capture import passed, train
+from tests.support.fork_server import start
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
@@ -69,18 +68,13 @@ def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
     `ask` gets the process's id, or the port where it listens.
     """
     run = folder / "run"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.exits.asked_for_trace", str(run), how],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert job.stdout is not None
-    said, port = job.stdout.readline().split()
-    assert said == "training"
-    ask(job.pid if how == "signal" else int(port))
-    output, _ = job.communicate(timeout=120)
-    assert job.returncode == 0, output
+    job = start([["-m", "tests.integration.exits.asked_for_trace", str(run), how]])
+    training, end = folder / "run.training", time.monotonic() + 60
+    while not training.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    ask(job.pids[0] if how == "signal" else int(training.read_text(encoding="utf-8")))
+    (done,) = job.wait(120)
+    assert done.code == 0, done.output
     (trace,) = (run / "triggered").glob("*/rank0.pt.trace.json.gz")
     analysis = overlapscope.load(trace).analysis()
     (found,) = analysis.run.triggers
@@ -91,7 +85,7 @@ def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
     beside = overlapscope.load(run).analysis()
     assert beside.run.triggers == [TriggeredTrace(reason=reason, trace=f"triggered/{trace.parent.name}")]
     assert render(beside).splitlines()[1] == f"A trigger recorded triggered/{trace.parent.name}: {reason}"
-    return reason + ("; handled" if "handled before" in output else "")
+    return reason + ("; handled" if "handled before" in done.output else "")
 
 
 def test_a_signal_asks_for_a_trace_and_the_handler_before_it_is_called_too(tmp_path: Path) -> None:

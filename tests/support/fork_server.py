@@ -3,7 +3,9 @@
     python -m tests.support.fork_server CONNECTION
 
 Importing torch takes a rank longer than most trainings here. A forked process is as real as any: it has its own process
-groups, signals, exit code and end of the interpreter. What is ours is imported by each of them.
+groups, signals and exit code, waits for its threads and does what it is to do at its exit. What is ours is imported by
+each of them. To take the modules of torch apart, at the very end, takes longer than most trainings, too: that is left
+out unless a test asks for the whole end.
 """
 
 import atexit
@@ -14,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -76,13 +79,15 @@ class Job:
         return [Ended(code=code, output=output) for code, output in self.connection.recv()]
 
 
-def start(commands: Sequence[Sequence[str]], *, folder: Path = ROOT, **environment: str) -> Job:
+def start(
+    commands: Sequence[Sequence[str]], *, folder: Path = ROOT, whole_end: bool = False, **environment: str
+) -> Job:
     """Start processes, side by side, each as `python` would with these arguments: `-m MODULE ...` or `-c CODE ...`.
 
-    Each job must be waited for before the next.
+    Each job must be waited for before the next. With `whole_end` the interpreter of each takes all modules apart.
     """
     connection = _nursery()
-    connection.send((commands, folder, environment))
+    connection.send((commands, folder, whole_end, environment))
     return Job(connection, connection.recv())
 
 
@@ -104,11 +109,14 @@ def _nursery() -> Connection:
     return ours
 
 
-def serve(connection: Connection) -> Sequence[str] | None:
-    """Fork for each command of each job; return the command in its process, and None where no more jobs come."""
+def serve(connection: Connection) -> tuple[Sequence[str], bool] | None:
+    """Fork for each command of each job; return the command in its process, and whether it is to end as a whole.
+
+    None where no more jobs come.
+    """
     while True:
         try:
-            commands, folder, environment = connection.recv()
+            commands, folder, whole_end, environment = connection.recv()
         except EOFError:
             return None
         with ExitStack() as files:
@@ -122,7 +130,7 @@ def serve(connection: Connection) -> Sequence[str] | None:
                     os.environ.update(environment)
                     os.dup2(output.fileno(), 1)
                     os.dup2(output.fileno(), 2)
-                    return command
+                    return command, whole_end
                 pids.append(pid)
             connection.send(pids)
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
@@ -150,6 +158,22 @@ def become(option: str, what: str, *arguments: str) -> None:
     exec(code, vars(main))
 
 
+def end_soon(command: Sequence[str]) -> None:
+    """Do what a command does, and end as Python would, but take no modules apart; an error ends as it always does."""
+    code = 0
+    try:
+        become(*command)
+    except SystemExit as asked:
+        if not isinstance(asked.code, int | None):
+            raise
+        code = asked.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 def hatch() -> None:
     """Import what takes long, and stay without threads: a fork takes none along."""
     for name in PRELOADED:
@@ -163,6 +187,10 @@ def hatch() -> None:
 
 if __name__ == "__main__":
     hatch()
-    command = serve(Connection(int(sys.argv[1])))
-    if command:
-        become(*command)
+    asked = serve(Connection(int(sys.argv[1])))
+    if asked:
+        command, whole_end = asked
+        if whole_end:
+            become(*command)
+        else:
+            end_soon(command)

@@ -1,24 +1,27 @@
 """At which rate the calls run that most of the exposed time is of, and whether sizes show that it is transfer."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, time_of, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, time_of, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS
+from overlapscope.analysis.job_step.longer_calls import ONE_LONG_CALL
 from overlapscope.display import size_text
-from overlapscope.timeline.columns import NONE, Floats, Ints
+from overlapscope.timeline.columns import DEVICE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, difference, intersection
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
 MOSTLY: Final = 0.5
+ONE_CALL: Final = 0.4
+"""A size of which there is one call a step, with this share of the exposed time, is named alone. A choice."""
 MOST_ALIKE: Final = 0.8
 """Nearly all time is of calls that are alike. A choice."""
 ALIKE: Final = 0.2
@@ -55,6 +58,10 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: int
     calls: float
     """A step of a rank, or a recording."""
+    largest: tuple[int, float] | None
+    """Bytes and exposed ns of the one call of these that has `ONE_CALL` of the exposed time; None where none has."""
+    longest_ns: int | None = None
+    """How long the single call of a recording took that has most of it, though others are like it; None without one."""
     busbw_gbs: tuple[float, float] | None
     """Of the slower and of the faster steps, where these differ by `OTHER_RATES`, else the usual one twice; None of
     small calls, whose latency it would be."""
@@ -68,6 +75,10 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
         if self.least_bytes < self.most_bytes:
             sizes = f"{size_text(self.least_bytes)} to {sizes}"
         among = f" among {self.group_size} ranks" if self.group_size else ""
+        if self.largest is not None:
+            sizes += f", one of {size_text(self.largest[0])} exposed for {ms(self.largest[1])}"
+        elif self.longest_ns is not None:
+            sizes += f", one of {ms(self.longest_ns)}"
         fast = f", {self.rate_words()}" if rate and self.busbw_gbs is not None else ""
         return f"mostly {self.op}{of}{among}, {self.calls:.3g} a {per} of {sizes}{fast}"
 
@@ -99,11 +110,6 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
     heavy = _heavy(own[most])
     if op not in SIZED or not heavy:
         return None
-    members = {group.name: group.ranks for group in given.run.groups}
-    calls = Counter[int | str | None]()  # a rank may be in several such groups
-    for row in heavy:
-        for each in members.get(row.group or "") or [row.group]:
-            calls[each] += row.count
     moved = sum((row.bytes or 0) * row.count for row in heavy)
     took = sum((row.transfer_ns_median or 0) * row.count for row in heavy)
     sizes = [row.bytes or 0 for row in heavy]
@@ -114,12 +120,43 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
         group_size=group_size,
         least_bytes=min(sizes),
         most_bytes=max(sizes),
-        calls=max(calls.values()) / max(given.steps, 1),
+        calls=_calls_a_step(given, heavy),
+        largest=_largest(given, heavy, sum(exposed.values())),
+        longest_ns=_longest_ns(given, op, sizes, exposed[most]),
         busbw_gbs=_by_step(given, most, sizes, moved / took * bus_factor(op, group_size))
         if known and group_size is not None
         else None,
         at_least=any(row.estimate == "upper_bound" for row in heavy),
     )
+
+
+def _calls_a_step(given: RuleInput, rows: Sequence[CollectiveRow]) -> float:
+    """Return how many of these calls a rank makes in a step, or a recording: it may be in several such groups."""
+    members = {group.name: group.ranks for group in given.run.groups}
+    calls = Counter[int | str | None]()
+    for row in rows:
+        for each in members.get(row.group or "") or [row.group]:
+            calls[each] += row.count
+    return max(calls.values()) / max(given.steps, 1)
+
+
+def _largest(given: RuleInput, rows: Sequence[CollectiveRow], every_ns: float) -> tuple[int, float] | None:
+    """Return size and exposed time of the one call among several of other sizes that has `ONE_CALL` of all of it."""
+    of_size = {size: [row for row in rows if row.bytes == size] for size in {row.bytes for row in rows}}
+    exposed = {size: given.exposed_ns(own) for size, own in of_size.items()}
+    size = max(exposed, key=lambda each: exposed[each])
+    found = len(exposed) > 1 and exposed[size] >= ONE_CALL * every_ns and _calls_a_step(given, of_size[size]) <= 1
+    return (size or 0, exposed[size]) if found else None
+
+
+def _longest_ns(given: RuleInput, op: str, sizes: Collection[int], exposed_ns: float) -> int | None:
+    """Return how long the single call took that the findings name, if it has most of what these are exposed."""
+    ranks = len(given.run.ranks)
+    for each in (found.evidence for found in given.analysis.findings if found.id.startswith(ONE_LONG_CALL)):
+        mean_ns = each["exposed_longer_ns"] * len(each["ranks"]) / ranks
+        if each["op"] == op and each["bytes"] in sizes and mean_ns >= MOSTLY * exposed_ns * max(given.steps, 1):
+            return int(each["duration_ns"])
+    return None
 
 
 def _by_step(
@@ -289,12 +326,28 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
 
 
 def _spans_hosts(given: RuleInput, group: str | None, hosts: Mapping[int, str | None]) -> bool:
-    """Return whether a group lies on several hosts, by their names, or, where one is not known, numbers of ranks."""
+    """Return whether a group lies on several hosts, by their names, or, where one is not known, numbers of ranks, or of
+    their devices."""
     ranks = given.analysis.run.ranks
     members = next((each.ranks for each in given.run.groups if each.name == group), None) or ranks
     names = {hosts.get(rank) for rank in members}
-    by_numbers = None in names and len({rank // MOST_OF_HOST for rank in members}) > 1
-    return len(names - {None}) > 1 or by_numbers
+    by_numbers = len({rank // MOST_OF_HOST for rank in members}) > 1 or _share_devices(given.run, members)
+    return len(names - {None}) > 1 or (None in names and by_numbers)
+
+
+def _share_devices(run: Run, members: Sequence[int]) -> bool:
+    """Return whether several ranks use a device of one number, where ranks use others: no two use the same device, so
+    they are on several hosts. Where each process sees its own device alone, as number 0, that says nothing."""
+    used = {rank: _devices(run.ranks[rank]) for rank in run.ranks}
+    times = Counter(device for rank in members for device in used.get(rank, ()))
+    return len(set().union(*used.values())) > 1 and max(times.values(), default=0) > 1
+
+
+def _devices(timeline: RankTimeline) -> set[str]:
+    """Return the number of the device that a rank uses, as the source writes it; several, or none, say nothing."""
+    lanes = timeline.lanes
+    found = {timeline.names[code] for code in lanes.process[lanes.kind == DEVICE].tolist() if code >= 0}
+    return found if len(found) == 1 else set()
 
 
 def _sized(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:

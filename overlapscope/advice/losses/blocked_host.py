@@ -12,6 +12,7 @@ from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.emptied_cache import empties_cache
 from overlapscope.advice.losses.host_time import (
     LEAST_IDLE,
+    MOSTLY,
     UNEVEN,
     HostTime,
     RankLoss,
@@ -26,21 +27,21 @@ from overlapscope.advice.training_thread import training_lane
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.graph.host_losses import SCALAR, SIZED
 from overlapscope.analysis.result import Recommendation, ShownBy
-from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.columns import OPERATION, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, union
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
+from overlapscope.timeline.run import RankTimeline
 
 MOST_NAMED: Final = 3
 VERSIONED: Final = re.compile(r"_v\d+$")
 """What CUPTI appends to the names of calls."""
-SCALAR: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
-"""Operations that hand one number to Python."""
-SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked_select", "aten::index")
-"""Operations whose result has a size that only the device knows."""
 COPIES: Final = ("aten::copy_", "aten::_to_copy", "aten::to")
 """Operations that copy between host and device: to or from pageable memory they wait."""
 SAYS_WHERE: Final = 'torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits'
+STREAM_WAITS: Final = "work.wait()  # the stream waits then, not the host, unless TORCH_NCCL_BLOCKING_WAIT=1 is set"
 PINNED: Final = re.compile(r"Pinned")
 """In names of copies from or to memory that is pinned already."""
 SERVING: Final = {
@@ -50,6 +51,10 @@ SERVING: Final = {
 """For servers, which need the sampled tokens: not to wait is no choice, but to schedule ahead of them."""
 AWAITED_NS: Final = "awaited_communication_ns"
 """In the evidence of `blocking_calls`: exposed time of calls that only the host waited for."""
+NOT_NEEDED: Final = (
+    "that the compute launched after these waits does not need that communication: where it does, as the layer needs "
+    "parameters that were not gathered ahead, less is gained"
+)
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
@@ -64,6 +69,11 @@ FASTER: Final = (
     "# else less work for each batch: decode and augment before training, or on the device; larger files, nearer"
 )
 """What to do where workers load batches already."""
+IN_WORKERS: Final = (
+    "DataLoader(..., collate_fn=collate, pin_memory=True)  # its workers collate, not the loop that trains\n"
+    "batch = batch.to(device, non_blocking=True)  # from pinned memory"
+)
+"""What to do where the loop that trains works on batches which workers loaded."""
 
 KEEP_CACHE: Final = "# no torch.cuda.empty_cache() in a step: torch uses again what it keeps"
 OTHERS_ALLOCATE: Final = {
@@ -94,7 +104,9 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         return None
     names = [name for each in given.run.ranks.values() for name in each.names]
     alone = any(ALONE in name for name in names)
-    by_workers = not alone and any(WORKERS in name for name in names)
+    workers = not alone and any(WORKERS in name for name in names)
+    by_loop = workers and _is_outside_iterator(given)
+    by_workers = workers and not by_loop
     usual = {rank: float(np.median(each)) for rank, each in own.items() if each.size}
     most = max(usual, key=usual.__getitem__)
     of = f" of rank {most}" if usual[most] >= UNEVEN * fmean(usual.values()) > 0 else ""
@@ -108,10 +120,10 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         given,
         id="data_loading",
         title=f"{'Load batches faster' if by_workers else 'Load data beside the step'}: {how} {until}"
-        f"{', by the training process itself' if alone else ', though workers load them' if by_workers else ''}",
+        f"{_by_whom(given, alone=alone, by_loop=by_loop, by_workers=by_workers)}",
         at_most_ns=lost,
         bound_from="loss",
-        apply={"torch": FASTER if by_workers else BESIDE},
+        apply={"torch": FASTER if by_workers else IN_WORKERS if by_loop else BESIDE},
         evidence={"data_loading_ns": lost, "idle_ns": given.figures.idle_ns, "without_workers": alone},
         shown_by=found.shown_by,
         measured=["idle time in which the host was in the loader"]
@@ -119,6 +131,32 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         else ["time in which the host was in the loader"],
         assumed=[f"that storage and cores can deliver batches as fast as they are taken; {bound(given)}"],
     )
+
+
+def _by_whom(given: RuleInput, *, alone: bool, by_loop: bool, by_workers: bool) -> str:
+    """Return words for who fetches the batch, for the end of a title; empty where that is not known."""
+    if by_loop:
+        inside = range_of_waits(given, "data_loading")
+        return f"{inside}, by the training process itself, though its loader has workers"
+    return ", by the training process itself" if alone else ", though workers load them" if by_workers else ""
+
+
+def _is_outside_iterator(given: RuleInput) -> bool:
+    """Return whether most idle time in which hosts fetch a batch is outside of the iterator that takes it from workers:
+    what the loop itself does for the batch."""
+    inside = of_all = 0
+    for rank, losses in given.host_losses.items():
+        when = union(*(each.when for each in losses if each.kind == "data_loading"))
+        inside += length(intersection(when, _iterating(given.run.ranks[rank])))
+        of_all += length(when)
+    return inside < MOSTLY * of_all
+
+
+def _iterating(timeline: RankTimeline) -> Intervals:
+    """Return when a rank was in the iterator of a loader with workers, by its ranges and operations."""
+    notes, iterates = timeline.annotations, np.array([WORKERS in each for each in timeline.names], np.bool_)
+    marks, host = iterates[notes.name], select_host_spans(timeline.host, (OPERATION,), iterates)
+    return union((notes.start_ns[marks], notes.end_ns[marks]), (host.start_ns, host.end_ns))
 
 
 def _longer(one: Mapping[int, Ints], other: Mapping[int, Ints]) -> dict[int, Ints]:
@@ -203,7 +241,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where calls that wait for the device leave it without work, or without the compute that
     communication could run beside."""
     found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
-    awaited_ns = given.cause_ns("host_waited") if given.is_worth(given.cause_ns("host_waited")) else 0
+    awaited_ns = _can_be_overlapped_ns(given)
     lost = _lost(given, found)
     if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
         lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
@@ -221,7 +259,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         f"because the host waits for it ({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
         at_most_ns=lost.ns + awaited_ns,
         bound_from="loss",
-        apply=instead_of(given.job, waits, found.shown_by or awaited.shown_by),
+        apply=instead_of(given.job, waits, found.shown_by or awaited.shown_by, of_communication=awaited_ns > 0),
         evidence={
             "blocking_ns": lost.ns,
             AWAITED_NS: awaited_ns,
@@ -232,10 +270,19 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         shown_by=awaited.shown_by if awaited_ns > found.ns else found.shown_by,
         measured=[
             "idle time while the host was in these calls, or launched again after they had emptied the device",
-            *["exposed communication that these calls waited for, and no stream that compute is on"] * (awaited_ns > 0),
+            *["exposed communication that these calls waited for before another stream had to"] * (awaited_ns > 0),
         ],
-        assumed=[not_at_once(given.job), bound(given)],
+        assumed=[not_at_once(given.job), *[NOT_NEEDED] * (awaited_ns > 0), bound(given)],
     )
+
+
+def _can_be_overlapped_ns(given: RuleInput) -> int:
+    """Return how much of a step's exposed communication that only hosts waited for compute could overlap: at most as
+    long as the rest of the step that is not idle; 0 where that is not worth it."""
+    awaited_ns = given.cause_ns("host_waited")
+    rest_ns = round(given.step_ns) - (given.figures.idle_ns or 0) - awaited_ns
+    at_most_ns = min(awaited_ns, max(rest_ns, 0))
+    return at_most_ns if given.is_worth(at_most_ns) else 0
 
 
 def _costs(given: RuleInput, lost: RankLoss, on_rank: str, awaited_ns: int) -> str:
@@ -244,7 +291,7 @@ def _costs(given: RuleInput, lost: RankLoss, on_rank: str, awaited_ns: int) -> s
     idles = f"the device{lost.of} waits {lost.words}{on_rank and f' ({on_rank})'}"
     if not awaited_ns:
         return idles
-    late = f"compute that would overlap {ms(awaited_ns)} of communication is launched after it,"
+    late = f"compute that may overlap up to {ms(awaited_ns)} of communication is launched after it,"
     return f"{idles}, and {late}" if given.is_worth(lost.ns) else f"in a {ms(given.step_ns)} {given.per} {late}"
 
 
@@ -262,15 +309,18 @@ def named_waits(calls: Iterable[str], waits: Iterable[tuple[str, str | None]]) -
     return named + (f", for {' and '.join(what)}" if what else "")
 
 
-def instead_of(job: JobKind, waits: Iterable[tuple[str, str | None]], shown: ShownBy | None = None) -> dict[str, str]:
+def instead_of(
+    job: JobKind, waits: Iterable[tuple[str, str | None]], shown: ShownBy | None = None, *,
+    of_communication: bool = False,
+) -> dict[str, str]:  # fmt: skip
     """Return code in place of calls that wait for the device, each with the operation that makes it, if any does.
 
     `shown` is the longest wait, where that is known: it says whether a copy was from or to pinned memory already, and
-    whether the host reads the result of one graph before it launches the next.
+    whether the host reads the result of one graph before it launches the next. `of_communication`: some wait for that.
     """
     if job.serves:
         return SERVING
-    return {"torch": "\n".join([*_lines(list(waits), shown), SAYS_WHERE])}
+    return {"torch": "\n".join([*_lines(list(waits), shown), *[STREAM_WAITS] * of_communication, SAYS_WHERE])}
 
 
 def _lines(waits: Sequence[tuple[str, str | None]], shown: ShownBy | None) -> list[str]:

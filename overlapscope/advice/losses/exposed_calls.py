@@ -20,6 +20,11 @@ from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, uni
 from overlapscope.timeline.run import RankTimeline
 
 MOSTLY: Final = 0.5
+IN_A_ROW_NS: Final = 10_000
+"""Calls of a group that follow each other this closely wait for each other, as those of buckets that are ready. A
+choice: NCCL's kernels begin a few microseconds apart on a stream."""
+BESIDE: Final = 0.2
+"""Reductions with more than this share beside compute are no calls that compute waits for each time. A choice."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
 
@@ -65,6 +70,32 @@ def go_beside_backward(given: RuleInput) -> bool:
         ran += int((end - start).sum())
         beside += int(BusyTime(given.coverage[timeline.rank].compute).within(start, end).sum())
     return beside > NOTHING * ran
+
+
+def run_on_in_rows(given: RuleInput) -> bool:
+    """Return whether reductions of which no phase is known are overlapped in part, and nearly all of their exposed time
+    is of rows of calls that begin beside compute and run on after it, as buckets that are reduced beside backward do.
+    """
+    ran = beside = exposed_ns = in_rows_ns = 0
+    for timeline, windows in given.some_at_hand():
+        calls, names = timeline.collectives, timeline.names
+        exposed = exposed_of_calls_ns(given, timeline, windows)
+        rows = rows_named(calls.op, names, REDUCE.__contains__) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
+        if (calls.phase[rows] >= 0).any():
+            return False
+        own = np.flatnonzero(rows)
+        own = own[sort_order(calls.group[own], calls.start_ns[own])]
+        start, end, group = calls.start_ns[own], calls.end_ns[own], calls.group[own]
+        compute = BusyTime(given.coverage[timeline.rank].compute)
+        computed = compute.within(start, end)
+        ran, beside = ran + int((end - start).sum()), beside + int(computed.sum())
+        follows = (group[1:] == group[:-1]) & (start[1:] - end[:-1] <= IN_A_ROW_NS)
+        row = np.cumsum(np.append(True, ~follows)[: own.size]) - 1
+        first = np.flatnonzero(np.append(True, ~follows)[: own.size])
+        runs_on = (computed[first] > 0) & (np.bincount(row, minlength=first.size) > 1)
+        exposed_ns += int(exposed[own].sum())
+        in_rows_ns += int(exposed[own][runs_on[row]].sum())
+    return beside > BESIDE * ran and in_rows_ns >= MOST_ALIKE * exposed_ns > 0
 
 
 def backward_waits_ns(given: RuleInput) -> float:

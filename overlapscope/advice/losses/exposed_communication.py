@@ -8,10 +8,16 @@ from msgspec import to_builtins
 
 from overlapscope.advice.calls.call_rates import SOCKETS, dominant_calls, gbs_words, like_sockets, transfer_rate_gbs
 from overlapscope.advice.calls.known_transfer import Transfer, known_transfer
-from overlapscope.advice.losses.exposed_remedies import OF_LATE_RANKS, remedies
+from overlapscope.advice.losses.exposed_calls import one_bandwidth_gbs
+from overlapscope.advice.losses.exposed_remedies import (
+    FAR_BELOW_OTHERS,
+    OF_LATE_RANKS,
+    remedies,
+    times_as_fast_elsewhere,
+)
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import TRANSFERS, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.exposure.slower_unseen import SlowerUnseen, slower_unseen
 from overlapscope.analysis.result import Recommendation, waits_for_late_ranks
@@ -145,10 +151,26 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) 
         why.waits_ns,
         groups_wait=bool(loss.waiting_groups),
     )
+    if _far_below_others(given, loss, why):
+        found["look"] = "\n".join([FAR_BELOW_OTHERS, *found.get("look", "").splitlines()])
     if calls.rate_gbs is not None:
         lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs))]
         found["torch"] = "\n".join(lines)
     return found | ({"nccl_variables": SOCKETS} if calls.sockets else {})
+
+
+def _far_below_others(given: RuleInput, loss: ExposedLoss, why: NamedCause) -> str:
+    """Return words on transfers, where these are known and most exposed time, that are far slower than on another
+    machine, and what of the loss a link can be worth at most; else nothing."""
+    known = loss.usual and why.cause in TRANSFERS and given.figures.exposed_wait_ns is not None
+    times = times_as_fast_elsewhere(given) if known else None
+    if times is None:
+        return ""
+    at_most_ns = min(sum(map(given.cause_ns, TRANSFERS)), loss.ns)
+    return (
+        f"; another machine with as many such devices transfers {times:.2g} times as fast: look at the links and "
+        f"NCCL's settings first, for at most {ms(at_most_ns)} of it"
+    )
 
 
 def _assumed(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) -> list[str]:
@@ -183,10 +205,17 @@ def _title(
     groups = f" of group{'s' * (len(loss.waiting_groups) > 1)} {' and '.join(map(short, loss.waiting_groups))}"
     take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"
     longer = f"; calls{take} than the shortest of their like" * (loss.longer_ns > 0)
-    words = why.words if loss.usual else ""
-    speed = calls.speed if loss.usual else ""
+    words = f"{why.words}{_of_transfer(given)}" if loss.usual else ""
+    speed = f"{calls.speed}{_far_below_others(given, loss, why)}" if loss.usual else ""
     much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"
     return f"{loss.before}{much} are exposed communication{besides}{of_ops}{words}{speed}{longer}{who}"
+
+
+def _of_transfer(given: RuleInput) -> str:
+    """Return that transfer takes longer than compute, where nearly all runs at one rate: no earlier begin hides it."""
+    if one_bandwidth_gbs(given) is None:
+        return ""
+    return f"; transfer takes longer than compute ({ms(given.figures.compute_ns or 0)})"
 
 
 def _unseen(slower: SlowerUnseen | None) -> str:

@@ -20,7 +20,7 @@ from overlapscope.timeline.run import RankTimeline
 
 OF_LATE_RANKS: Final = "late_ranks"
 MOSTLY: Final = 0.5
-"""From this share on exposed time is mostly what calls take longer than their like."""
+"""From this share on exposed time is mostly what calls take longer than their like, or of one kind of calls."""
 UNEVEN_STAGES: Final = "# give the stages equal work: a stage waits for its slowest neighbour"
 MUCH_FILL: Final = 0.2
 """More micro-batches are advised where by its schedule a pipeline fills and drains for this share of a step. A choice:
@@ -80,6 +80,10 @@ AMONG_RECORDED: Final = (
 IN_ROWS: Final = (
     "# calls of one size follow directly upon each other, and last alike: very probably transfer, as only the first of "
     "a row can wait for a rank that is merely late"
+)
+FAR_BELOW_OTHERS: Final = (
+    "# look at the links and NCCL's settings first: overlapscope explain below_other_machines; it is another machine's "
+    "figure, so that this one can be as fast is not known"
 )
 ALL_RANKS, HOST_EVENTS = "all ranks", "the host's events"
 SHAPES: Final = "sizes and peers of calls (torch.profiler: record_shapes=True), by which they are matched"
@@ -190,6 +194,17 @@ def _of_pipeline(given: RuleInput) -> str:
     share = fill.evidence["fill_share"]
     text = MORE_BATCHES if share >= MUCH_FILL else FILLS
     return "\n".join([*uneven, text.format(share=percent_text(share))])
+
+
+def times_as_fast_elsewhere(given: RuleInput) -> float | None:
+    """Return how many times as fast another machine with as many such devices transfers, by the finding
+    `below_other_machines`, at least; None where the calls that it names do not make most of the exposed time."""
+    kinds = next((each.evidence["kinds"] for each in given.analysis.findings if each.id == "below_other_machines"), ())
+    slow = {(each["op"], each["group"], each["bytes"]) for each in kinds}
+    rows = [row for row in given.analysis.collectives if (row.op, row.group, row.bytes) in slow]
+    if not rows or given.exposed_ns(rows) < MOSTLY * (given.figures.exposed_comm_ns or 0):
+        return None
+    return min(float(each["elsewhere_busbw_gbs"] / each["busbw_gbs"]) for each in kinds)
 
 
 def wait_by_turns(analysis: Analysis) -> bool:

@@ -27,6 +27,13 @@ IN_PAUSES: Final = {
     "linux": "pidstat -t -w -p PID 1  # does it lose its core?",
 }
 COMPILES: Final = "TORCH_LOGS=recompiles python train.py  # does torch.compile compile again? then mark_dynamic()\n"
+IN_OWN_CODE: Final = {
+    "torch": IN_PAUSES["torch"],
+    "python": DUMP.format(what="which line it is in")
+    + "\n# then: operations on whole tensors instead of loops over elements, or another thread for what no launch "
+    "needs; no gc.collect() in each step",
+}
+"""For pauses that recur at one place, and are of one length."""
 OFF_HOST: Final = {
     "torch": "optimizer = torch.optim.AdamW(params, fused=True)  # on the device: its states take 8 bytes a parameter "
     "there, 12 with a copy of the weights in 32 bits, divided among the ranks that shard them",
@@ -83,7 +90,8 @@ def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> s
         f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
     )
     inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
-    does = ("launches nothing" if one else "launch nothing") if evidence.get("does") else "pauses" if one else "pause"
+    own = evidence.get("does") or evidence.get("own_code")
+    does = ("launches nothing" if one else "launch nothing") if own else "pauses" if one else "pause"
     often = "" if evidence["anywhere"] else times_a_step(evidence["times_a_step"], given.per)
     usual = f"{'it' if one else 'they'} {does} {often}for {ms(evidence['paused_ns'])}{' each' * bool(often)}"
     idles = f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it"
@@ -116,15 +124,20 @@ def _asks(evidence: Mapping[str, Any], whom: str) -> str:
     """Return what is to be done about pauses of these hosts."""
     if evidence.get("in_optimizer"):
         return f"Take the optimizer off {whom}, or overlap it"
+    if evidence.get("own_code"):
+        return f"Shorten the program's own code that keeps {whom} from launching, or move it to another thread"
     return f"Find what stops {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
 
 
 def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
-    """Return what to do, by framework: a range that recurs is what the host does, and no accident."""
+    """Return what to do, by framework: what recurs, a range or pauses of one length, is what the host does, and no
+    accident."""
     if evidence.get("in_optimizer"):
         return OFF_HOST
     if evidence.get("does") is not None:
         return {"torch": IN_PAUSES["torch"], "python": DUMP.format(what="which line it is in")}
+    if evidence.get("own_code"):
+        return IN_OWN_CODE
     if evidence.get("may_compile"):
         return IN_PAUSES | {"torch": COMPILES + IN_PAUSES["torch"]}
     return IN_PAUSES

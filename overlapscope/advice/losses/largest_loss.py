@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
+from overlapscope.advice.late_rank import LONGER_COMPUTE_NS
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
@@ -33,7 +34,7 @@ OF_EXPOSED: Final = frozenset({
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
     "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer", "backward_prefetch",
-    "uneven_stages", "fsdp_units",
+    "uneven_stages", "more_micro_batches", "fsdp_units",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
@@ -115,7 +116,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why
     if not of_exposed:
         return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
-    waits_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)) if is_late and few is None else 0
+    waits_ns = min(late_waits_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
@@ -178,6 +179,14 @@ def _slow_in_step_ns(analysis: Analysis, number: int) -> int:
     """Return what transfers of one step take longer than their baseline, in ns, summed over ranks."""
     steps = [step for info in analysis.ranks if info.rank in analysis.headline.ranks for step in info.steps]
     return sum(step.causes.get("slow_transfer", 0) for step in steps if step.step == number and step.complete)
+
+
+def late_waits_ns(given: RuleInput, found: Iterable[Recommendation]) -> int:
+    """Return the waiting for late ranks in a step: what is known to be, or what ranks compute longer in turn where that
+    is more, as ranks wait for that, too, if one that was not recorded comes last; without the time in which they idle.
+    """
+    longer_ns = max((each.evidence.get(LONGER_COMPUTE_NS, 0) for each in found), default=0)
+    return max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)), longer_ns - _idle_ns(given))
 
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:

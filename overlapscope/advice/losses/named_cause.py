@@ -70,7 +70,7 @@ def named_cause(
     total_ns = every.total()
     cause, ns, label = _largest(given, _without_gaps(causes), transfer=transfer)
     over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfer=transfer)
-    of_it = f"{ms(ns)} of it"
+    of_it = f"{ms(min(ns, exposed))} of it"  # a cause may hold some of what is named elsewhere
     if every and its_label != label:
         cause, label = over_all, its_label
         outliers = usual_causes(given.analysis) != causes_of_all_steps(given.analysis)
@@ -78,7 +78,8 @@ def named_cause(
         of_it = f"over {steps} {percent_text(sums_ns / total_ns)} of it"
         second = None
     else:
-        second = _second(given, _without_gaps(causes), (cause, ns, label), transfer=transfer)
+        first = cause, ns, label
+        second = _second(given, _without_gaps(causes), first, transfer=transfer) if ns < exposed else None
     if has_stragglers and second is not None and second[0] in (*WAITS_FOR_LATE_RANK, OF_LATE_RANKS):
         second = None  # the stragglers, and how long others wait for them, are named
     next_to_it = f"; {ms(second[1])}: {second[2]}" if second else ""

@@ -4,15 +4,14 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.losses.blocked_host import SCALAR
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.chains import shift_ns
+from overlapscope.analysis.graph.host_losses import SCALAR, SIZED, calling_operation
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.ingest.build.host_ranges import innermost_range
-from overlapscope.timeline.columns import OPERATION, Codes, Flags, Ints
+from overlapscope.timeline.columns import OPERATION, Flags, Ints
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
@@ -26,7 +25,7 @@ def needed_waits(graph: Graph, part: RankPart, timeline: RankTimeline) -> Flags:
 
     That work is a pause of `LONG_PAUSE_NS` or more until the next launch, most of it in one range of the same thread
     that begins in it and lies mostly in it, such as an optimizer on the CPU. Fetching a batch and collecting garbage
-    need no copy; a number that is read (`SCALAR`) is no input of such work.
+    need no copy; a number or a size that is read (`SCALAR`, `SIZED`) is no input of such work.
     """
     found = np.zeros(part.calls, np.bool_)
     if not part.spans:
@@ -42,7 +41,9 @@ def needed_waits(graph: Graph, part: RankPart, timeline: RankTimeline) -> Flags:
     rows, until = rows[long], launches[at[long]]
     if not rows.size:
         return found
-    reads = rows_named(calling_operation(timeline, part.call_lane[rows], begin[rows]), timeline.names, SCALAR.count)
+    operations = select_host_spans(timeline.host, (OPERATION,))
+    by = calling_operation(timeline, operations, part.call_lane[rows], begin[rows])
+    reads = rows_named(by, timeline.names, (*SCALAR, *SIZED).count)
     rows, until = rows[~reads], until[~reads]
     for lane in np.unique(part.call_lane[rows]).tolist():
         mine = part.call_lane[rows] == lane
@@ -61,9 +62,3 @@ def _worked_in(timeline: RankTimeline, lane: int, start_ns: Ints, until_ns: Ints
     inside = np.minimum(end, until_ns[at]) - begin
     most = (at >= 0) & (inside >= MOSTLY * (end - begin)) & (inside >= MOSTLY * (until_ns - start_ns)[at])
     return np.isin(np.arange(start_ns.size), at[most])
-
-
-def calling_operation(timeline: RankTimeline, lane: Ints, moment_ns: Ints) -> Codes:
-    """Return the name of the innermost operation of a thread at each moment on the rank's own clock; -1 without one."""
-    operations = select_host_spans(timeline.host, (OPERATION,))
-    return np.append(operations.name, np.int32(-1))[innermost_range(operations, lane, moment_ns)]

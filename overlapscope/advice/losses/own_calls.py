@@ -14,6 +14,7 @@ from overlapscope.advice.losses.exposed_calls import (
     backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
+    run_on_in_rows,
 )
 from overlapscope.advice.rule_input import RuleInput, ms, window_of
 from overlapscope.errors import InputError
@@ -52,6 +53,11 @@ OF_OTHERS: Final = {
     "tail": "# nothing but the optimizer follows the last gradients: fewer bytes",
 }
 """What to do where gradients are no matter: with FSDP, or where other calls are exposed."""
+RUN_ON: Final = (
+    "# calls begin beside compute, several in a row, and only the ends of rows are exposed: if these are gradients, "
+    "they go in buckets beside backward already: fewer bytes (16 bits), or a faster link"
+)
+"""What to do about reductions of which no phase is known, as no host events are."""
 GATHER: Final = ", or gather beside the next forward"
 ONE_BANDWIDTH: Final = (
     "# transfer takes longer than compute, at {gbs:.3g} GB/s on the bus whatever the size: fewer bytes a step "
@@ -127,7 +133,7 @@ def of_gradients(given: RuleInput, cause: str) -> str:
     if cause == "dependency" and in_buckets:
         return f"{IN_BUCKETS}{_rest(given)}{'' if given.run_has_device else ON_CORES}"
     if not in_buckets and not go_beside_backward(given):
-        return OF_OWN_CALLS[cause]
+        return RUN_ON if run_on_in_rows(given) else OF_OWN_CALLS[cause]
     limit = OF_HOROVOD if "horovod" in given.job.frameworks else _of_link(given)
     if limit is not None:
         return limit

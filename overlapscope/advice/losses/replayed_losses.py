@@ -11,8 +11,16 @@ from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
 from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
 from overlapscope.advice.losses.largest_loss import USUAL
-from overlapscope.advice.losses.needed_copies import calling_operation, needed_waits
+from overlapscope.advice.losses.needed_copies import needed_waits
 from overlapscope.advice.losses.stream_copies import BETWEEN, TO_HOST_ALONE
+from overlapscope.advice.replayed_pauses import (
+    HOST_TIME,
+    host_ns,
+    naming_each_other,
+    paused,
+    shortened_ns,
+    steps_after_waits,
+)
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list
@@ -22,11 +30,11 @@ from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKE
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.chains import shift_ns
+from overlapscope.analysis.graph.host_losses import calling_operation
 from overlapscope.analysis.graph.idle import READ_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
-    HAND_OVER,
     HOST_STRETCH,
     POLL,
     RUN_COPY,
@@ -35,18 +43,17 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.read_backs import read_backs
-from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
+from overlapscope.analysis.graph.scenarios import NEVER, Change
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import Flags, Ints, size
-from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
+from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.lazy_host_spans import select_host_spans, without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 Ranks = Mapping[int, RankTimeline]
-HOST_TIME: Final = (HOST_STRETCH, HAND_OVER, CALL)
 MOSTLY: Final = 0.5
 """A fetch before the first call is one as others are if it takes this share of the longest. A choice."""
 REPLAYED: Final = "a replay of the dependency graph without it"
@@ -117,7 +124,7 @@ def _replayed(
     """Return recommendations with what these changes gain, and `blocking_calls` where it is not among them and gains
     enough; without it where little of it is left because hosts need what they wait for (`needed_waits`)."""
     ranks = run.ranks
-    gains = {name: _gain_ns(graph, window, change) for name, change in changes.items()}
+    gains = {name: shortened_ns(graph, window, change) for name, change in changes.items()}
     steps = max((size(each.steps) for each in ranks.values()), default=0)
     fetching_steps = _fetching_steps(graph, ranks, steps) if "data_loading" in gains else steps
     bound = OPTIMISTIC
@@ -137,20 +144,26 @@ def _replayed(
     least_ns = LEAST_IDLE * window.length_ns(graph.nodes.time_ns)
     if stay and gains.get("blocking_calls", 0) < least_ns:
         return [each for each in bounded if each.id != "blocking_calls"]  # what little is left without these waits
-    if "blocking_calls" not in gains.keys() - by_id.keys():
+    if "blocking_calls" not in gains:
         return bounded
-    waits, gain_ns, job = _waiting_calls(graph, ranks), gains["blocking_calls"], job_kind(run)
+    if "blocking_calls" in by_id:
+        return naming_each_other(bounded, graph, window, ranks, changes["blocking_calls"])
+    waits, ahead_ns, job = _waiting_calls(graph, ranks), gains["blocking_calls"], job_kind(run)
     late = next((by_id[each] for each in LATE_HOSTS if each in by_id), None)
-    if late is not None and gain_ns >= least_ns:
-        return [*bounded, _run_ahead(late, _each_step(late, gain_ns, steps), waits, job, of_waits)]
+    if late is not None and ahead_ns >= least_ns:
+        late_steps = steps_after_waits(graph, paused(late, graph, ranks), steps)
+        run_ahead = _run_ahead(late, _each_step(late, ahead_ns, late_steps), waits, job, of_waits)
+        return naming_each_other([*bounded, run_ahead], graph, window, ranks, changes["blocking_calls"])
     if "data_loading" in gains:
         fetching = by_id["data_loading"]
         lags = [changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
         both = replace(changes["data_loading"], lag_ns=np.minimum(*lags))
-        either_ns = gains["data_loading"] + gain_ns - _gain_ns(graph, window, both)  # what each of the two gains alone
-        if _each_step(fetching, either_ns, fetching_steps) >= ALTERNATIVE * (fetching.loss_ns or 0):
-            ahead_ns = _each_step(fetching, gain_ns, fetching_steps)
-            return [_or_run_ahead(each, ahead_ns, waits, job) if each is fetching else each for each in bounded]
+        # What each of the two gains alone.
+        either_ns = gains["data_loading"] + ahead_ns - shortened_ns(graph, window, both)
+        late_steps = min(fetching_steps, steps_after_waits(graph, _fetches(graph, ranks), steps))
+        if _each_step(fetching, either_ns, late_steps) >= ALTERNATIVE * (fetching.loss_ns or 0):
+            each_ns = _each_step(fetching, ahead_ns, late_steps)
+            return [_or_run_ahead(each, each_ns, waits, job) if each is fetching else each for each in bounded]
     return bounded
 
 
@@ -169,12 +182,6 @@ def _change_for(name: str, found: Mapping[str, Recommendation]) -> Callable[[Gra
     if name in found and found[name].evidence.get(TO_HOST_ALONE):
         return _without_copies_to_host
     return CHANGES[name]
-
-
-def _gain_ns(graph: Graph, window: Bounds, change: Change) -> int:
-    """Return how much shorter the window gets under a change, at most."""
-    after = outcome(graph, window, change)
-    return max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
 
 
 def _or_run_ahead(fetching: Recommendation, gain_ns: int, waits: Waits, job: JobKind) -> Recommendation:
@@ -240,7 +247,9 @@ def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[tuple[str, str | None], i
         launches = begin[part.launched_by[part.launched_by >= 0]]
         waits = part.blocks & ~rows_named(part.call_name, timeline.names, ALLOCATES.search)
         waits &= (begin < launches.max(initial=0)) & ~needed_waits(graph, part, timeline)
-        by = calling_operation(timeline, part.call_lane[waits], begin[waits] - shift_ns(graph, part, timeline))
+        operations = select_host_spans(timeline.host, (OPERATION,))
+        moments = begin[waits] - shift_ns(graph, part, timeline)
+        by = calling_operation(timeline, operations, part.call_lane[waits], moments)
         taken = (time[part.returns()] - begin)[waits]
         for code, caller, ns in zip(part.call_name[waits].tolist(), by.tolist(), taken.tolist(), strict=True):
             key = VERSIONED.sub("", timeline.names[code]), timeline.name(caller)
@@ -293,26 +302,21 @@ def _without_loading(graph: Graph, ranks: Ranks) -> Change:
 
 def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
     """Return for each edge the time of its host under marks of fetching a batch; 0 for other edges."""
-    edges = graph.edges
-    found = np.zeros(graph.num_edges, np.int64)
-    for part in graph.ranks:
-        busy = _fetches(graph, part, ranks[part.rank])
-        mine = np.flatnonzero(is_one_of(edges.kind, HOST_TIME) & _of_part(graph, part) & (edges.lag_ns > 0))
-        end = graph.nodes.time_ns[edges.node[mine]]
-        found[mine] = busy.within(end - edges.lag_ns[mine], end)
-    return found
+    return host_ns(graph, _fetches(graph, ranks))
 
 
-def _fetches(graph: Graph, part: RankPart, timeline: RankTimeline) -> BusyTime:
-    """Return when marks say that a rank fetched a batch, on the clock of the graph."""
+def _fetches(graph: Graph, ranks: Ranks) -> dict[int, Intervals]:
+    """Return by rank when marks say that it fetched a batch, on the clock of the graph."""
+    return {part.rank: _fetched(graph, part, ranks[part.rank]) for part in graph.ranks}
+
+
+def _fetched(graph: Graph, part: RankPart, timeline: RankTimeline) -> Intervals:
     host, notes = without_functions(timeline.host), timeline.annotations
     shift = shift_ns(graph, part, timeline)
     loads, marks = (loads_data(timeline, each.name, each.start_ns, each.end_ns) for each in (host, notes))
-    return BusyTime(
-        union(
-            (host.start_ns[loads] + shift, host.end_ns[loads] + shift),
-            (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
-        )
+    return union(
+        (host.start_ns[loads] + shift, host.end_ns[loads] + shift),
+        (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
     )
 
 
@@ -325,7 +329,7 @@ def _fetching_steps(graph: Graph, ranks: Ranks, steps: int) -> int:
         if not longest or not part.calls:
             continue
         first_ns = graph.nodes.time_ns[part.begins()].min()
-        fetches = _fetches(graph, part, ranks[part.rank])
+        fetches = BusyTime(_fetched(graph, part, ranks[part.rank]))
         if fetches.before(first_ns) >= MOSTLY * longest:
             return max(steps - 1, 1)
     return steps

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 import msgspec
@@ -42,7 +42,11 @@ MOST_LISTED: Final = 16
 """Pauses listed as evidence, the costliest."""
 MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
+ALIKE: Final = 0.05
+"""Pauses are of one length if they differ from their median by at most this share, and a rank idles for longer in
+pauses than another if by more than this share. A choice."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
+OWN_CODE: Final = "the program's own code there, which takes as long in each step, or gc.collect() in it"
 FETCH: Final = "a batch that is fetched, as copies follow"
 COPIED: Final = "what it does with what was copied to it just before"
 COPIED_FOR_NS, COPIED_JUST_NS = 1_000_000, 1_000_000
@@ -76,7 +80,8 @@ class CostlyPause(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: int
     """Of it, the device of the rank was idle."""
     waited_ns: int
-    """At most so long another rank waited for this one in the next call that both make; 0 where none was matched."""
+    """At most so long another rank waited for this one in the next call that both make, for the time by which this one
+    idled for longer in pauses; 0 where none was matched, or they paused alike."""
     into_step_ns: int
     before: str
     after: str
@@ -109,7 +114,7 @@ def host_pauses(
     """
     if not step_ns or lack_cores(said):
         return []
-    pauses = (each for rank, own in known.items() for each in _pauses(run, rank, own, splits))
+    pauses = (each for rank in known for each in _pauses(run, rank, known, splits))
     every = [each for each in pauses if (each.step is not None) == of_steps]
     found = _costly(run, known, every if of_steps else _at_costliest_place(every), step_ns)
     return found or (before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns) if of_steps else [])
@@ -132,6 +137,7 @@ def _costly(
         return []
     inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
     does = _does(run, found, len({each.rank for each in found}) * steps)
+    own_code = does is None and not anywhere and _is_own_code(found, known)
     return [
         Finding(
             id="host_pauses",
@@ -139,7 +145,7 @@ def _costly(
             title=f"{_who(found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
             f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: "
-            f"{_why_of(run, found, known.keys(), does, anywhere=anywhere)}",
+            f"{_why_of(run, found, known.keys(), does, anywhere=anywhere, own_code=own_code)}",
             evidence={
                 "of_steps": steps,
                 "cost_ns": round(cost_ns),
@@ -150,6 +156,7 @@ def _costly(
                 "inside": inside,
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
+                "own_code": own_code,
                 "before_any_call": False,
                 **_evidence(found),
             },
@@ -167,7 +174,7 @@ def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
         "number": len(found),
         "times_a_step": [times[0], times[-1]],
         "may_compile": _may_compile(found),
-        "paused_ns": round(float(np.median([each.paused_ns for each in found]))),
+        "paused_ns": round(fmean(each.paused_ns for each in found)),
         "idle_ns": sum(each.idle_ns for each in found),
         "at_begin": all(each.before == BEGIN for each in found),
         "in_turn": len(ranks) > 1 and bool(by_step) and all(len(those) == 1 for those in by_step.values()),
@@ -244,6 +251,22 @@ def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
     return _Doing(range=names.pop(), optimizer=all(around)) if len(names) == 1 else None
 
 
+def _is_own_code(found: Sequence[CostlyPause], known: Mapping[int, LongPauses]) -> bool:
+    """Return whether each rank pauses once in each of its steps, `FEWEST_STEPS` or more, all at one place, and each for
+    as long in all of them: collectors, locks and lost cores come now and then, and wherever the host is."""
+    lengths: defaultdict[int, list[int]] = defaultdict(list)
+    for each in found:
+        lengths[each.rank].append(each.paused_ns)
+    usual = {rank: median(own) for rank, own in lengths.items()}
+    return (
+        found[0].step is not None
+        and len({(each.before, each.after) for each in found}) == 1
+        and _times(found)[-1] == 1
+        and all(len(lengths[rank]) == own.steps >= FEWEST_STEPS for rank, own in known.items())
+        and all(abs(each.paused_ns - usual[each.rank]) <= ALIKE * usual[each.rank] for each in found)
+    )
+
+
 def _covers(timeline: RankTimeline, row: int, pause: CostlyPause) -> bool:
     notes, end_ns = timeline.annotations, pause.start_ns + pause.paused_ns
     covered = min(int(notes.end_ns[row]), end_ns) - max(int(notes.start_ns[row]), pause.start_ns)
@@ -263,12 +286,13 @@ def _ranges_around(timeline: RankTimeline, pause: CostlyPause) -> list[str]:
 
 
 def _why_of(
-    run: Run, found: Sequence[CostlyPause], ranks: Collection[int], does: _Doing | None, *, anywhere: bool
+    run: Run, found: Sequence[CostlyPause], ranks: Collection[int], does: _Doing | None, *, anywhere: bool,
+    own_code: bool = False,
 ) -> str:  # fmt: skip
     """Return what is behind the pauses, where a range says so, else what may be."""
     if does is not None:
-        what = "the optimizer computes on the host" if does.optimizer else "that is what the host does in it"
-        return f"they are in {short(does.range)} each time, which launches nothing: {what}"
+        what = "the optimizer computes on the host" if does.optimizer else "its own work there is the pause"
+        return f"each time the host was in {short(does.range)} and launched nothing in it: {what}"
     in_phase = any(IN_PHASE.search(name) for each in found for name in _ranges_around(run.ranks[each.rank], each))
     of_ranks: defaultdict[int, list[CostlyPause]] = defaultdict(list)
     for each in found:
@@ -276,7 +300,7 @@ def _why_of(
     pauses = [(run.ranks[rank], own) for rank, own in of_ranks.items()]
     return _why(
         found, ranks, anywhere=anywhere, no_batch=in_phase or any(_loads_elsewhere(*each) for each in pauses),
-        copied=all(_copied_to_host(*each) for each in pauses),
+        copied=all(_copied_to_host(*each) for each in pauses), own_code=own_code,
     )  # fmt: skip
 
 
@@ -300,19 +324,20 @@ def _copied_to_host(timeline: RankTimeline, pauses: Sequence[CostlyPause]) -> bo
 
 def _why(
     found: Sequence[CostlyPause], known: Collection[int], *, anywhere: bool, no_batch: bool = False,
-    copied: bool = False,
+    copied: bool = False, own_code: bool = False,
 ) -> str:  # fmt: skip
     """Return what may be behind the pauses of some of the `known` ranks; `no_batch`: no batch is fetched in some, as
     they are in forward, backward or the optimizer, or beside no range that loads; `copied`: each begins as a long copy
-    to the host ends."""
+    to the host ends; `own_code`: they recur, and are no accident."""
     ranks = len(known)
     if anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
-    why = f"{FETCH}, {WHY}" if not no_batch and all(COPIES.search(each.after) for each in found) else WHY
+    why = OWN_CODE if own_code else WHY
+    why = f"{FETCH}, {why}" if not no_batch and all(COPIES.search(each.after) for each in found) else why
     why = f"{COPIED}, {why}" if copied else why
-    if _may_compile(found):
+    if _may_compile(found) and not own_code:
         why = f"{COMPILES}, {why}" if _all_at_once(found, known) else f"{why}, or {COMPILES}"
     if not begun:
         return why
@@ -329,8 +354,11 @@ def _all_at_once(found: Sequence[CostlyPause], known: Collection[int]) -> bool:
     return len(known) > 1 and _place(found)[1] and sets != [] and all(ranks == set(known) for ranks in sets)
 
 
-def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Iterator[CostlyPause]:
-    waited = _waited_ns(run, rank, own, splits).tolist() if own.start_ns.size else []
+def _pauses(
+    run: Run, rank: int, known: Mapping[int, LongPauses], splits: Sequence[Split]
+) -> Iterator[CostlyPause]:  # fmt: skip
+    own = known[rank]
+    waited = _waited_ns(run, rank, known, splits).tolist() if own.start_ns.size else []
     columns = (own.start_ns, own.end_ns, own.idle_ns, own.step, own.into_step_ns)
     rows = zip(*(each.tolist() for each in columns), waited, own.between, own.inside, own.lane, strict=True)
     for start, end, idle, step, into, waits, (before, after), inside, lane in rows:
@@ -340,26 +368,63 @@ def _pauses(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> It
         )  # fmt: skip
 
 
-def _waited_ns(run: Run, rank: int, own: LongPauses, splits: Sequence[Split]) -> Ints:
+def _waited_ns(run: Run, rank: int, known: Mapping[int, LongPauses], splits: Sequence[Split]) -> Ints:
     """Return for each pause how long another rank waited for this one, if it came last to the call that it launched
-    next: at most as long as it had paused."""
-    found = np.zeros(own.start_ns.size, np.int64)
+    next: at most as long as it idled in it, and as it idled for longer in pauses, since the call before that both made,
+    than the one that waited for longest. 0 where that is not known, or they idled alike."""
+    own = known[rank]
+    found, peer = np.zeros(own.start_ns.size, np.int64), np.full(own.start_ns.size, NONE)
     next_ns = np.full(own.start_ns.size, np.iinfo(np.int64).max)
     for each in splits:
         if rank not in each.block.ranks:
             continue
-        row = each.block.ranks.index(rank)
-        launch = run.ranks[rank].collectives.launch_ns[each.block.rows[row]]
+        launch = _launched_ns(run, rank, each)
         order = np.argsort(launch, kind="stable")
         place = np.searchsorted(launch[order], own.end_ns)
         there = np.flatnonzero(place < order.size)
         call = order[place[there]]
         sooner = launch[call] < next_ns[there]
         there, call = there[sooner], call[sooner]
-        next_ns[there] = launch[call]
-        found[there] = np.where(each.last[call] == row, each.wait_ns[:, call].max(axis=0), 0)
-    clipped: Ints = np.minimum(found, own.end_ns - own.start_ns)
+        next_ns[there], waits = launch[call], each.wait_ns[:, call]
+        is_last = each.last[call] == each.block.ranks.index(rank)
+        found[there] = np.where(is_last, waits.max(axis=0), 0)
+        peer[there] = np.array(each.block.ranks)[waits.argmax(axis=0)]
+    more = np.zeros(found.size, np.int64)
+    for other in known.keys() & {*peer[found > 0].tolist()}:
+        rows = np.flatnonzero((found > 0) & (peer == other))
+        more[rows] = _idled_more_ns(run, (rank, other), known, splits, next_ns[rows])
+    more[more <= ALIKE * own.idle_ns] = 0
+    clipped: Ints = np.minimum(np.minimum(found, own.idle_ns), more)
     return clipped
+
+
+def _idled_more_ns(
+    run: Run, pair: tuple[int, int], known: Mapping[int, LongPauses], splits: Sequence[Split], launched_ns: Ints
+) -> Ints:  # fmt: skip
+    """Return by how much longer the first of two ranks idled in pauses than the second, before its launches of some of
+    the calls that both made (`launched_ns`), and after those of the calls before them."""
+    both = [each for each in splits if {*pair} <= {*each.block.ranks}]
+    launched = [np.concatenate([_launched_ns(run, rank, each) for each in both]) for rank in pair]
+    order = np.argsort(launched[0], kind="stable")
+    at = np.searchsorted(launched[0][order], launched_ns)
+    idled = []
+    for rank, own in zip(pair, launched, strict=True):
+        since = np.where(at > 0, own[order[at - 1]], np.iinfo(np.int64).min)
+        idled.append(_idle_between(known[rank], since, own[order[at]]))
+    return idled[0] - idled[1]
+
+
+def _launched_ns(run: Run, rank: int, split: Split) -> Ints:
+    launched: Ints = run.ranks[rank].collectives.launch_ns[split.block.rows[split.block.ranks.index(rank)]]
+    return launched
+
+
+def _idle_between(pauses: LongPauses, since_ns: Ints, until_ns: Ints) -> Ints:
+    """Return for how long a device was idle in the pauses that began between each two moments."""
+    idle_ns = np.append(0, np.cumsum(pauses.idle_ns))
+    first, end = (np.searchsorted(pauses.start_ns, each) for each in (since_ns, until_ns))
+    found: Ints = idle_ns[end] - idle_ns[first]
+    return found
 
 
 def _costs_ns(found: Sequence[CostlyPause]) -> dict[int | None, int]:

@@ -12,8 +12,9 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.timeline.columns import COMM, NONE, Spans, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
-from overlapscope.timeline.rows import sort_order, unique
+from overlapscope.timeline.rows import sort_order, unique, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST_STEPS: Final = 3
@@ -79,8 +80,8 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
 
 
 def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
-    """Return for how long the device did nothing between the first and the last span of each recording; None where that
-    is not known of most of these times, and without a device."""
+    """Return for how long the device did nothing between the first and the last span of each recording, as far as it
+    was recorded; None where that is not known of most of these times, and without a device."""
     if not timeline.has_device:
         return None
     spans, recordings = timeline.spans, timeline.recordings
@@ -88,12 +89,25 @@ def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
     for start, end in zip(recordings.start_ns.tolist(), recordings.end_ns.tolist(), strict=True):
         own = (spans.end_ns > start) & (spans.start_ns < end)
         if own.any():
-            first.append(int(spans.start_ns[own].min()))
+            first.append(max(int(spans.start_ns[own].min()), _calls_known_from_ns(take(spans, own))))
             last.append(int(spans.end_ns[own].max()))
     seen = intersection(within, union((np.array(first, np.int64), np.array(last, np.int64))))
     if length(seen) < SEEN * length(within):
         return None
     return length(difference(seen, union((spans.start_ns, spans.end_ns))))
+
+
+def _calls_known_from_ns(spans: Spans) -> int:
+    """Return from when on it is known which calls ran, of the spans of one recording: on a stream that begins with a
+    call which was launched before the recording, another one may have run until it began, and is not recorded."""
+    calls = spans.kind == COMM
+    known = []
+    for lane in values_in(spans.lane[calls]).tolist():
+        on_lane = np.flatnonzero(spans.lane == lane)
+        first = on_lane[spans.start_ns[on_lane].argmin()]
+        if calls[first] and spans.launch_ns[first] == NONE and (spans.launch_ns[on_lane] != NONE).any():
+            known.append(int(spans.start_ns[first]))
+    return max(known, default=NONE)
 
 
 def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:

@@ -58,7 +58,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_comm": Cause(
         label="wait: the late rank communicated longer",
-        description="likewise, as far as it had communicated longer, without computing or copying",
+        description="likewise, as far as it had communicated longer, without computing or copying, but for messages "
+        "between pipeline stages",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -92,7 +93,9 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "pipeline": Cause(
         label="messages between pipeline stages, with their waits",
-        description="a send or receive between pipeline stages, with its wait, except `late_launch` and `queued`",
+        description="a send or receive between pipeline stages, with its wait, except `late_launch` and `queued`; and "
+        "the wait for the last member of another call as far as that had been in such messages for longer, as while a "
+        "pipeline drains",
         waits_for_another_rank=True,
         colour="waiting",
         pattern=".",
@@ -136,7 +139,7 @@ CAUSES: Final[dict[str, Cause]] = {
     "host_waited": Cause(
         label="the host waited for it, then launched compute",
         description="where the next compute waited for its launch alone, before which its host had waited for the call "
-        "in a synchronisation: from the call's launch to its own nothing made a stream wait for an event, but "
+        "in a synchronisation: from the call's launch until that returned nothing made a stream wait for an event, but "
         "communication for its own",
         colour="launch",
         pattern=".",
@@ -267,6 +270,8 @@ TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
 MAY_BE_WAITING: Final = frozenset({"ahead", "dependency", "host_waited", "tail"})
 """Causes that hold waiting for other ranks where calls are not split."""
+START_OF_RECORDING: Final = "start_of_recording"
+"""The cause of exposed and of idle time that is no loss of the job, but of its recording: GPU-hours are without it."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that are the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)

@@ -14,7 +14,7 @@ LOADS_DATA: Final = re.compile(r"DataLoader|(?i:data_?load|load_?batch|fetch_?ba
 """Searched for: torch's own names, and those that say it."""
 MAY_LOAD: Final = re.compile(
     r"(?i:((get|next|load|fetch|read)[ _.(-]?)?(data|batch|batches)"
-    r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?|load(er|ing)?|fetch(ing)?)"
+    r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?|load(er|ing)?|fetch(ing)?|collate([_ ](fn|batch))?)"
 )
 """Whole names that users commonly choose; some also mean all that is done with a batch."""
 MOSTLY: Final = 0.5

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -84,13 +85,15 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     """What came before the first launch of the first step, where it is more than any step idles; no window holds it,
     and so none of these figures."""
     exposed_fraction: float | None = None
-    """Exposed communication over time: sums over ranks and these steps (else over whole recordings)."""
+    """Exposed communication over time: sums over ranks and these steps (else over whole recordings), both without what
+    is due to the start of the recording (cause `start_of_recording` of exposed and idle time): no step repeats it."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
     idle_gpu_hours_a_day: float | None = None
     exposed_causes_gpu_hours_a_day: dict[str, float] = {}
-    """`exposed_gpu_hours_a_day` by cause, divided as the headline's exposed time; they add up to it."""
+    """`exposed_gpu_hours_a_day` by cause, divided as the headline's exposed time without `start_of_recording`; they add
+    up to it."""
     idle_causes_gpu_hours_a_day: dict[str, float] = {}
     price_per_gpu_hour: float | None = None
     exposed_price_a_day: float | None = None
@@ -114,20 +117,21 @@ def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
     return None if fraction is None else fraction * devices * HOURS_A_DAY
 
 
-def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
-    """Return what the run itself states; `alone` holds the figures of each rank."""
+def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int, Sequence[Breakdown]]) -> Throughput:
+    """Return what the run itself states; `figures` holds the breakdowns of each rank with all causes: of its whole
+    recording, then of each step."""
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
     steps = of_the_same_ranks(complete_steps({
         rank: [
             (at.step, at.complete and at.window is not None, (at, its))
-            for at, its in zip(own.windows, own.figures[1:], strict=True)
+            for at, its in zip(own.windows, figures[rank][1:], strict=True)
         ]
         for rank, own in timed.items()
     }))  # fmt: skip
     short = cut_short(steps, {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device})
     cut = sorted({next(iter(steps[at].values()))[0].step for at in short})
     steps = [step for at, step in enumerate(steps) if at not in short]
-    parts = [its for step in steps for _, its in step.values()] or [own.figures[0] for own in timed.values()]
+    parts = [its for step in steps for _, its in step.values()] or [figures[rank][0] for rank in timed]
     windows: dict[int, list[StepWindow]] = {}
     for step in steps:
         for rank, (at, _) in step.items():
@@ -152,8 +156,8 @@ def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
         flops_per_device=_flops_per_device(run, windows, reasons),
         cut_short=cut,
         lead=lead_of(steps, run.ranks),
-        exposed_fraction=_share(parts, "exposed_comm_ns") if any(each.comm_ns for each in parts) else None,
-        idle_fraction=_share(parts, "idle_ns"),
+        exposed_fraction=_share(parts, "exposed_comm_ns", "causes") if any(each.comm_ns for each in parts) else None,
+        idle_fraction=_share(parts, "idle_ns", "idle_causes"),
         reasons=reasons,
     )
     return with_stated(_with_goodput(found, run, alone), Stated())
@@ -366,10 +370,14 @@ def _in_steps(timeline: RankTimeline, windows: Sequence[StepWindow]) -> tuple[in
     return inside, covered
 
 
-def _share(parts: Iterable[Breakdown], name: str) -> float | None:
-    found = [(getattr(each, name), each.window_ns) for each in parts]
-    whole = sum(window or 0 for _, window in found)
-    return sum(value or 0 for value, _ in found) / whole if whole else None
+def _share(parts: Iterable[Breakdown], name: str, causes: str) -> float | None:
+    """Return the share of the time that was recorded as a day repeats it: without the start of the recording."""
+    found = lost = 0
+    for each in parts:
+        begins = {of: getattr(each, of).get(START_OF_RECORDING, 0) for of in ("causes", "idle_causes")}
+        lost += (getattr(each, name) or 0) - begins[causes]
+        found += (each.window_ns or 0) - sum(begins.values())
+    return lost / found if found else None
 
 
 def _text(value: object) -> str | None:

@@ -13,15 +13,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.analysis.per_rank.steps import FEWEST_FOLLOWED, StepWindow, lack_their_end
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.run import RankTimeline
 
-FEWEST: Final = 2
-"""Steps that others follow, at least: of one nobody knows whether it is like the others."""
-LACKS: Final = 0.02
-"""A step is cut short if it, and its time without compute, are shorter than in any step that another one follows by
-this share of that step. A choice: two recordings of unchanged code differ by as much."""
 ALIKE: Final = 0.1
 """A step exposes as much as those that another one follows if it is within their range, give or take this share. A
 choice."""
@@ -52,19 +47,11 @@ def cut_short(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]
     `every` are all windows of each rank with a device, incomplete ones as well: without a device, marks are windows and
     hold whole steps. A step that is no shorter than the others stays: its own loss is not to be left out.
     """
-    followed = _followed(steps, every)
-    lengths = [(sum(its.window_ns or 0 for _, its in step.values()), _without_compute_ns(step)) for step in steps]
-    usual = [length for length, follows in zip(lengths, followed, strict=True) if follows]
-    if len(usual) < FEWEST:
-        return []
-    shortest_ns, without_ns = (min(each) for each in zip(*usual, strict=True))
-    return [
-        at
-        for at, (own, follows) in enumerate(zip(lengths, followed, strict=True))
-        if not follows
-        and own[0] <= (1 - LACKS) * shortest_ns
-        and own[1] <= without_ns - LACKS * shortest_ns
-    ]  # fmt: skip
+    return lack_their_end(
+        [sum(its.window_ns or 0 for _, its in step.values()) for step in steps],
+        [_without_compute_ns(step) for step in steps],
+        _followed(steps, every),
+    )
 
 
 def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[int]:
@@ -77,7 +64,7 @@ def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow
     exposed = [sum(its.exposed_comm_ns or 0 for _, its in step.values()) for step in steps]
     tails = [sum(its.causes.get(TAIL, 0) for _, its in step.values()) for step in steps]
     usual = [(ns, tail) for ns, tail, follows in zip(exposed, tails, followed, strict=True) if follows]
-    if len(usual) < FEWEST:
+    if len(usual) < FEWEST_FOLLOWED:
         return []
     low_ns, high_ns = min(ns for ns, _ in usual), max(ns for ns, _ in usual)
     tail_ns, others_ns = max(tail for _, tail in usual), min(ns - tail for ns, tail in usual)

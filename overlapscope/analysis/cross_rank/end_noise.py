@@ -16,7 +16,9 @@ FAR_LOOSER: Final = 10.0
 LEAST_NS: Final = 1_000.0
 """... with times in whole microseconds, as many profilers write, differences below this show nothing ..."""
 FEWEST: Final = 8
-"""... and in fewer calls than this, two ranks may seem exact by chance."""
+"""... and in fewer calls than this, two ranks may seem exact by chance, ..."""
+FEWEST_OTHERS: Final = 4
+"""... of a few hundred pairs; of the same two in other calls, as the one that all ranks make in a step, these do."""
 MOST_COMPARED: Final = 1 << 24
 """Where each two tracks are compared, of so many ends in all."""
 SAMPLED: Final = 64
@@ -61,16 +63,18 @@ def _usual(moves_ns: Ints) -> Floats:
     return usual
 
 
-def beyond_gap(noise_ns: Floats, least_ns: Floats, calls: int) -> Flags:
+def beyond_gap(noise_ns: Floats, least_ns: Floats, calls: int, others_ns: float = np.inf) -> Flags:
     """Return which tracks are far less exact than the others, by their noise against one track (that one's is infinite
-    and stays): those beyond the first gap. Noises of up to `least_ns` are none."""
+    and stays): those beyond the first gap, and those beside `others_ns`, the noise of other ranks that make the same
+    calls. Noises of up to `least_ns` are none."""
     others = np.flatnonzero(np.isfinite(noise_ns))
     order = others[np.argsort(noise_ns[others])]
     noise = np.maximum(noise_ns[order], LEAST_NS)
-    gap = (noise[1:] > FAR_LOOSER * noise[:-1]) & (noise[1:] > least_ns[order[1:]])
+    beside = np.minimum(np.concatenate([noise[:1], noise[:-1]]), max(others_ns, LEAST_NS))
+    gap = (noise > FAR_LOOSER * beside) & (noise > least_ns[order])
     found = np.zeros(noise_ns.size, np.bool_)
     if calls >= FEWEST and gap.any():
-        found[order[gap.argmax() + 1 :]] = True
+        found[order[gap.argmax() :]] = True
     return found
 
 
@@ -78,7 +82,7 @@ def as_exact(ends_ns: Ints, others_ns: Ints, least_ns: float) -> Ints:
     """Return a number for each rank, the same for ranks that are not far less exact in these calls than in others: each
     is compared with the first that is left. A rank a row in both; noises of up to `least_ns` are none."""
     found = np.zeros(ends_ns.shape[0], np.int64)
-    if min(ends_ns.shape[1], others_ns.shape[1]) < FEWEST:
+    if ends_ns.shape[1] < FEWEST or others_ns.shape[1] < FEWEST_OTHERS:
         return found
     here, there = _moves(ends_ns, SAMPLED), _moves(others_ns, SAMPLED)
     left, number = np.arange(found.size), 0

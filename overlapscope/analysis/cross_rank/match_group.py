@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.cross_rank.call_numbering import by_order
+from overlapscope.analysis.cross_rank.end_noise import FAR_LOOSER, FEWEST, LEAST_NS, noise_beside
 from overlapscope.analysis.cross_rank.group_calls import EXCHANGE, GroupCalls, group_calls, named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.nameless_calls import divide
@@ -17,6 +18,8 @@ from overlapscope.timeline.run import Run
 OTHER_STEPS: Final = 0.1
 """Calls paired by order of which more than this share are in steps of different numbers are not the same calls. Without
 this check, the clock alignment would hide an order that is shifted by one."""
+FEWEST_TO_END: Final = 4
+"""In fewer calls than this, nothing shows that they end together: offset and drift of a clock explain two of them."""
 
 
 def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Codes]) -> Matching:
@@ -127,7 +130,7 @@ def _pair(
             loose = calls.loose_of[kinds]
             uneven = ~alike & exchange[loose[0]] & (loose == loose[0]).all(axis=0)
             kind = np.where(uneven, loose[0], kind)
-        whole = _are_all_members(run, ranks, members, calls.size[table].ravel())
+        whole = _are_all_members(run, ranks, members, calls.size[table].ravel(), calls.row[table[:, alike]])
         chosen = np.flatnonzero(alike | uneven)
         chosen = chosen[np.argsort(kind[chosen], kind="stable")]
         columns = table[:, chosen]
@@ -145,17 +148,37 @@ def _pair(
     return [found[at][1] for at in by_first], reasons[:1] + why
 
 
-def _are_all_members(run: Run, ranks: Sequence[int], members: tuple[int, ...] | None, size: Ints) -> bool:
-    """Return whether the ranks that made the same calls are all members of its group.
+def _are_all_members(run: Run, ranks: Sequence[int], members: tuple[int, ...] | None, size: Ints, rows: Codes) -> bool:
+    """Return whether the ranks that made the same calls (`rows`, a rank a row) are all members of its group.
 
     Where the members were not recorded, a call that every rank of the job made has them all, and so has one that as
-    many ranks made as its group has, if no rank is missing that may have made it instead.
+    many ranks made as its group has, if no rank is missing that may have made it instead: where it is not known how
+    many ranks the job has, if the calls end together, as those of one group do, although they begin apart.
     """
     if members is not None:
         return len(ranks) == len(members)
-    if run.world_size is None or len(run.ranks) < run.world_size:
+    as_many = set(unique(size).tolist()) == {len(ranks)}
+    if run.world_size is None:
+        return as_many and _end_together(run, ranks, rows)
+    if len(run.ranks) < run.world_size:
         return False
     return len(ranks) == run.world_size or set(unique(size).tolist()) - {NONE} == {len(ranks)}
+
+
+def _end_together(run: Run, ranks: Sequence[int], rows: Codes) -> bool:
+    """Return whether the ends of these calls keep their distance to those of the first rank from call to call, and the
+    begins of no rank do: of few calls by so much more that it is no chance."""
+    made = [run.ranks[rank].collectives for rank in ranks]
+    begins, ends = (
+        np.array([getattr(each, side)[own] for each, own in zip(made, rows, strict=True)])
+        for side in ("start_ns", "end_ns")
+    )
+    calls = rows.shape[1]
+    if calls < FEWEST_TO_END or (begins == NONE).any() or (ends == NONE).any():
+        return False
+    own = np.array(ranks)
+    apart, together = noise_beside(begins, 0, own)[1:].min(), noise_beside(ends, 0, own)[1:].max()
+    return bool(apart > FAR_LOOSER ** (1 if calls >= FEWEST else 2) * max(together, LEAST_NS))
 
 
 def _of_other_steps(run: Run, ranks: Sequence[int], rows: Codes) -> Flags:

@@ -185,7 +185,8 @@ def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
     exact = noises(ends, ranks)
     nearest = exact.argmin(axis=1)
     left = np.arange(len(tracks))
-    found = []
+    found: list[_Set] = []
+    most_exact = np.inf
     while left.size:
         first = left[exact[left, nearest[left]].argmin()]
         apart = ends[left] - ends[first]
@@ -196,7 +197,8 @@ def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
         order = order[noise[order] <= TOGETHER_NS + limit[order]]
         near = left[order]
         beside = noise_beside(ends[near], int(np.flatnonzero(near == first)[0]), ranks[near])
-        order = order[~beyond_gap(beside, limit[order], ends.shape[1])]
+        order = order[~beyond_gap(beside, limit[order], ends.shape[1], most_exact)]
+        most_exact = min(most_exact, float(beside.min()))
         members = tuple(_Member(track=tracks[at]) for at in left[order])
         noise_ns, spread_ns = float(noise[order].max()), float(np.ptp(distance[order]))
         found.append(_Set(members=members, noise_ns=noise_ns, spread_ns=spread_ns))

@@ -1,20 +1,24 @@
 """How much of the waits is the spread with which the ranks' recordings began: nobody's lateness.
 
 Ranks begin to record at moments of their own (profilers start apart, and so does the first recorded step). Until calls
-have joined the ranks, a rank that began later arrives later. A delay lasts until a call: after it, all its members are
-delayed by as much as the call was.
+have joined the ranks, a rank that began later arrives later. A delay lasts until a call that the rank's compute waits
+for: after it, the rank is delayed by as much as the call was. What computes on beside a call, as backward does beside
+the calls of its buckets, comes to the next one as late as before.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
-from overlapscope.analysis.cross_rank.wait_transfer import Split, beyond_start, counts_from
-from overlapscope.timeline.columns import NONE, Floats, Ints, size
+from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split, beyond_start, counts_from
+from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints, size
+from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_CALLS: Final = 256
@@ -22,6 +26,42 @@ MOST_CALLS: Final = 256
 CHECKED_EVERY: Final = 64
 NEVER: Final = int(np.iinfo(np.int64).max)
 JOINED_NS: Final = 1_000.0
+
+
+class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """When a rank computes at the begin of a recording, without gaps in which nothing that counts is waited for, and
+    when its calls end; on its own clock."""
+
+    starts_ns: Ints
+    ends_ns: Ints
+    calls_ns: Ints
+    until_ns: int
+    """The end of the first step that it computes: until then, at the latest, it waited for the calls of its gradients.
+    Without steps, or a device, nobody knows, and it counts as waiting for each call."""
+
+    @classmethod
+    def of(cls, timeline: RankTimeline, recording: int) -> "_Compute":
+        windows = [each.window for each in step_windows(timeline) if each.recording == recording and each.window]
+        until = min((end for _, end in windows), default=0) if timeline.has_device else 0
+        spans, calls = timeline.spans, timeline.collectives
+        own = (spans.kind == COMPUTE) & (spans.recording == recording) & (spans.start_ns < until)
+        computes = union((spans.start_ns[own], spans.end_ns[own] + LEADS_COUNT_NS))
+        ends = calls.end_ns[(calls.recording == recording) & (calls.end_ns != NONE)]
+        return cls(
+            starts_ns=computes.starts, ends_ns=computes.ends - LEADS_COUNT_NS, calls_ns=np.sort(ends), until_ns=until
+        )
+
+    def waits_for(self, end_ns: int) -> bool:
+        """Return whether the next compute waits for the call that ends then: none runs, nor begins only after another
+        call has ended."""
+        if end_ns >= self.until_ns:
+            return True
+        at = int(np.searchsorted(self.starts_ns, end_ns, side="left"))
+        if at and self.ends_ns[at - 1] > end_ns:
+            return False
+        begins = self.starts_ns[at : at + 1]
+        ends = self.calls_ns[self.calls_ns > end_ns][:1]
+        return not begins.size or not ends.size or bool(begins[0] < ends[0])
 
 
 def with_start_delays(run: Run, splits: Sequence[Split], clocks: Clocks) -> list[Split]:
@@ -121,6 +161,7 @@ def _add(
         order += [(float(came.max()), at, call) for call, came in arrivals[at].items()]
     sets = {splits[at].block.ranks for at in arrivals}
     fresh = {rank: _first_call_ns(run.ranks[rank], recording) for rank in begun}
+    compute = {rank: _Compute.of(run.ranks[rank], recording) for rank in begun}
     for number, (_, at, call) in enumerate(sorted(order)):
         if number % CHECKED_EVERY == 0 and all(_joined(delay, ranks) for ranks in sets):
             break
@@ -138,7 +179,9 @@ def _add(
         if wait is None:
             found[at] = wait = np.zeros(block.rows.shape)
         wait[:, call] = np.clip(waits - would_wait, 0.0, waits)
-        delay |= dict.fromkeys(block.ranks, float(came.max() - without.max()))
+        of_call = float(came.max() - without.max())
+        ends = zip(block.ranks, block.end_ns[:, call].tolist(), strict=True)
+        delay |= {rank: of_call for rank, end in ends if compute[rank].waits_for(end)}
 
 
 def _first_call_ns(timeline: RankTimeline, recording: int) -> int:

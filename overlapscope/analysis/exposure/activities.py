@@ -8,8 +8,11 @@ import numpy as np
 
 from overlapscope.analysis.exposure.core_waiting import NEVER, CoreWaiting
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import Activity, BusyTime, difference, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import RankTimeline
 
@@ -26,7 +29,9 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     slept: Ints
     """... or slept."""
     communicated: Ints
-    """Without computing or copying."""
+    """Without computing or copying ..."""
+    messaged: Ints
+    """... and of that, in messages between stages of a pipeline."""
     copied: Ints
     """Without computing."""
     waited_idling: Ints
@@ -50,6 +55,23 @@ def communicating(cover: Coverage) -> BusyTime:
     return BusyTime(difference(cover.comm, union(cover.compute, cover.copy)))
 
 
+def messages_between_stages(timeline: RankTimeline) -> Flags:
+    """Return for each collective whether it is a send or receive of a pipeline group."""
+    calls, names = timeline.collectives, timeline.names
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
+
+
+def messaging(timeline: RankTimeline, cover: Coverage) -> Activity:
+    """Return when a rank was in messages between stages of a pipeline, or waited in them, and did nothing else."""
+    calls, messages = timeline.collectives, messages_between_stages(timeline)
+    messages &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    if not messages.any():
+        return NEVER
+    times = union((calls.start_ns[messages], calls.end_ns[messages]))
+    return BusyTime(difference(times, union(cover.compute, cover.copy)))
+
+
 def copying(cover: Coverage) -> BusyTime:
     """Return when the device of a rank copied without computing: as long, whether beside a call or not."""
     return BusyTime(difference(cover.copy, cover.compute))
@@ -66,6 +88,7 @@ ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, CoreWaiting], A
     "waited_computing": lambda _, __, core: core.computing,
     "slept": lambda _, __, core: slept(core),
     "communicated": lambda _, cover, __: communicating(cover),
+    "messaged": lambda timeline, cover, _: messaging(timeline, cover),
     "copied": lambda _, cover, __: copying(cover),
     "waited_idling": lambda _, __, core: core.idling,
 }

@@ -4,7 +4,8 @@ Each moment belongs to the collective in flight that ends last (ties: the one th
 from its start on: wait for the last member, but for gaps between kernels that follow each other without the call
 (`behind_compute`, which is no exposed wait), by what that rank did longer since the two last met, or began to record
 (as much later as it began is nobody's lateness; where the system's account of both is known, waiting for a core is
-neither computing nor idling, and sleep in what seems to be compute is idling; without it hosts that take turns on cores
+neither computing nor idling, and sleep in what seems to be compute is idling; where it was longer in messages between
+stages of a pipeline, the wait is the pipeline's, as while that drains; without it hosts that take turns on cores
 wait for one where they pause in operations); what it ended later than another rank, where one clock shows that its last
 member had begun; transfer beyond the baseline, without a device after those of its group that began earlier; and the
 rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
@@ -32,7 +33,6 @@ from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.exposure.owned_comm import OwnedComm, cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import peer_activity
 from overlapscope.analysis.exposure.peer_waits import (
-    PIPELINE,
     START,
     PeerWaits,
     by_what_the_last_did_longer,
@@ -45,6 +45,7 @@ from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.host_runs import readable_host_runs
 from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import (
     EMPTY,
     Activity,
@@ -172,7 +173,9 @@ def _causes_of(
     for rank, its in waits.items():
         windows = its.query.windows
         did = Did(**{name: each[rank] for name, each in found.items()})
-        longer[rank] = longer_than_waiting(its, divided(windows.ends - windows.starts, did, its.accounted))
+        longer[rank] = longer_than_waiting(
+            its, divided(windows.ends - windows.starts, did, its.accounted), did.messaged
+        )
     longer = without_put_off_work(longer, waits, run, coverage, parts, clocks)
     for rank, its in waits.items():
         waited = by_what_the_last_did_longer(its, longer[rank])

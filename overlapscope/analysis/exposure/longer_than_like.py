@@ -6,7 +6,8 @@ larger call was. Time that it ran beside other calls of its rank is left out: th
 waiting for ranks that were not recorded, or a link or a device shared with others: at least so much of these two.
 
 Calls are alike by what is known of them: of a known group, or of groups that correspond on all recorded ranks, by
-operation, type and size; else by their place, as the n-th call of their kind in steps that compute about as long.
+operation, type and size; without names of groups, small ones by operation, type, size and number of members; else by
+their place, as the n-th call of their kind in steps that compute about as long.
 """
 
 from collections.abc import Mapping
@@ -48,6 +49,9 @@ times that."""
 LATENCY_OF_MEMBER_NS: Final = 30_000
 """At least so much for each member of the group: a ring passes 2 (n - 1) others, in 14 us each over a network (NCCL,
 src/graph/tuning.cc)."""
+TINY_BYTES: Final = 1 << 20
+"""Up to this size calls of groups without names are compared if these have as many members. A choice: such groups may
+lie on different links, which differ by less than the latency for so few bytes, and by far more for large ones."""
 LONGER: Final = 1.25
 """From so many times what it needs on a call counts as longer than its like. A choice: transfers vary by that alone."""
 MAY_WAIT: Final = ("queued", "ahead", "dependency", "host_waited", "tail", "unknown")
@@ -161,9 +165,12 @@ def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mappin
     at_least = _of_size_or_larger(kind[even], sizes[sized[even]], lasted[sized[even]])
     found[rows[sized[even]]] = np.minimum(found[rows[sized[even]]], at_least)
     large = even[sizes[sized[even]] >= LEAST_BYTES] if timeline.has_device else even[:0]
-    members = np.maximum(calls.group_size[rows[sized[large]]], 0)
-    at_rate = _at_rate_of_larger(kind[large], sizes[sized[large]], lasted[sized[large]], members)
+    members = calls.group_size[rows]
+    at_rate = _at_rate_of_larger(kind[large], sizes[sized[large]], lasted[sized[large]], members[sized[large]])
     found[rows[sized[large]]] = np.minimum(found[rows[sized[large]]], at_rate)
+    tiny = np.flatnonzero((columns[2] < 0) & (sizes != NONE) & (sizes <= TINY_BYTES) & (members > 0))
+    alike, _ = factorize_rows([each[tiny] for each in (*columns, members)])
+    found[rows[tiny]] = _of_tiny(alike, sizes[tiny], lasted[tiny], members[tiny])
     placed = _of_place(timeline, rows, [*columns, sizes], lasted, compute_ns)
     found[rows] = np.minimum(found[rows], placed)
     return np.where(found == MOST, NONE, found)
@@ -178,6 +185,18 @@ def _of_size(kind: Ints, sizes: Ints, lasted: Ints) -> Ints:
     return np.asarray(np.where(counts >= LIKE_CALLS, seconds, MOST)[alike], np.int64)
 
 
+def _of_tiny(kind: Ints, sizes: Ints, lasted: Ints, members: Ints) -> Ints:
+    """Return the second shortest of the calls of each one's kind and size, and a latency: they may be of other groups;
+    `MOST` of too few."""
+    second = _of_size(kind, sizes, lasted)
+    return np.where(second == MOST, MOST, np.minimum(second, MOST // 2) + _latency_ns(members))
+
+
+def _latency_ns(members: Ints) -> Ints:
+    found: Ints = np.maximum(LATENCY_NS, LATENCY_OF_MEMBER_NS * np.maximum(members, 0))
+    return found
+
+
 def _of_size_or_larger(kind: Ints, sizes: Ints, lasted: Ints) -> Ints:
     """Return `OF_LARGER` times the second shortest of the calls of each one's kind that are as large, or larger; `MOST`
     of too few."""
@@ -188,7 +207,7 @@ def _at_rate_of_larger(kind: Ints, sizes: Ints, lasted: Ints, members: Ints) -> 
     """Return `OF_LARGER` times as long as each one takes at the second highest rate of such calls, and a latency;
     `MOST` of too few."""
     ns_a_byte = _second_of_larger(kind, sizes, lasted / sizes)
-    return _rounded(OF_LARGER * ns_a_byte * sizes + np.maximum(LATENCY_NS, LATENCY_OF_MEMBER_NS * members))
+    return _rounded(OF_LARGER * ns_a_byte * sizes + _latency_ns(members))
 
 
 def _second_of_larger(kind: Ints, sizes: Ints, values: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
-from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, copying, divided
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, copying, divided, messages_between_stages
 from overlapscope.analysis.exposure.arrivals import Arrivals
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
 from overlapscope.analysis.exposure.last_met import last_met
@@ -18,6 +18,7 @@ from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import PeerQuery
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import (
     BusyTime,
     Intervals,
@@ -26,12 +27,9 @@ from overlapscope.timeline.intervals import (
     parts_inside,
     union,
 )
-from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
-PIPELINE: Final = "pipeline"
 START: Final = "start_of_recording"
 
 
@@ -54,6 +52,8 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     own: Ints
     """What this rank did in each window until it came, and what its device computed beside its wait: as `divided`
     returns it."""
+    own_messages: Ints
+    """For how long of that it was in messages between stages of a pipeline alone."""
     accounted: Flags
     """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
@@ -82,7 +82,7 @@ def peer_waits(
     """
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
     transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
-    of_pipeline = of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
+    of_pipeline = of_rows(messages_between_stages(timeline), own_comm, False) & (transfer == NONE)
     last = np.where(of_pipeline, NONE, of_rows(arrived_last.last, own_comm, NONE))
     arrived = np.where(last != NONE, of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
     start_wait_ns = of_rows(arrived_last.start_wait_ns, own_comm, 0)
@@ -98,6 +98,9 @@ def peer_waits(
     met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
     before = Intervals(np.minimum(met_before, came), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
+    own_did, own_messages = _own_before(
+        timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted
+    )
     apart = np.maximum(_began_later(timeline.rank, last[held], began_ns) - start_wait_ns[held], 0)
     return PeerWaits(
         exposed=exposed,
@@ -109,7 +112,8 @@ def peer_waits(
         ended_late=intersection(only(cut(own_comm, came_last, arrived), last != NONE), exposed),
         pieces=pieces,
         asked=asked,
-        own=_own_before(timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted),
+        own=own_did,
+        own_messages=own_messages,
         accounted=accounted,
         query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
         began_later=np.where(before.starts <= cover.first_ns, apart, 0),
@@ -154,8 +158,8 @@ def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Int
 
 def _own_before(
     timeline: RankTimeline, cover: Coverage, core: CoreWaiting, before: Intervals, came_last: Ints, accounted: Flags
-) -> Ints:
-    """Return what a rank did before it came to calls, as `divided` returns it.
+) -> tuple[Ints, Ints]:
+    """Return what a rank did before it came to calls, as `divided` returns it, and for how long it was in messages.
 
     A device that waits in a call may compute and copy beside it, with gaps between: the other rank has that to do, too.
     """
@@ -169,7 +173,7 @@ def _own_before(
             computed=did.computed + BusyTime(cover.compute).within(came, came_last),
             copied=did.copied + copying(cover).within(came, came_last),
         )
-    return divided(length_ns, did, accounted)
+    return divided(length_ns, did, accounted), did.messaged
 
 
 def _until_idle(cover: Coverage, since: Ints, until: Ints) -> Ints:
@@ -180,16 +184,11 @@ def _until_idle(cover: Coverage, since: Ints, until: Ints) -> Ints:
     return np.maximum(np.minimum(last, until), since)
 
 
-def _pipeline_rows(timeline: RankTimeline) -> Flags:
-    """Return for each collective whether it is a send or receive of a pipeline group."""
-    calls, names = timeline.collectives, timeline.names
-    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
-    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
-
-
-def longer_than_waiting(waits: PeerWaits, theirs: Ints) -> Ints:
+def longer_than_waiting(waits: PeerWaits, theirs: Ints, their_messages: Ints) -> Ints:
     """Return what the rank that arrived last did longer than the waiting rank since they last met, in each window, in
-    ns: one row for each of `OF_LATE_RANK`; and as the last row how long it was not recorded yet, which is no idling.
+    ns: one row for each of `OF_LATE_RANK`; then how long it was not recorded yet, which is no idling; and how much
+    longer it was in messages between stages (`their_messages`), which is no part of what it communicated longer then:
+    while a pipeline drains, each stage waits for the one behind it, and comes to the next collective after it.
 
     The waiting rank may have been in a call, or have copied beside one, while the late rank had a gap between two
     kernels: only what it idled, communicated and copied less than the late rank idled is of that one's host.
@@ -200,7 +199,9 @@ def longer_than_waiting(waits: PeerWaits, theirs: Ints) -> Ints:
     longer: Ints = np.maximum(more, 0)
     unrecorded = np.minimum(waits.began_later, longer[idled])
     longer[idled] -= unrecorded
-    return np.concatenate([longer, unrecorded[None]])
+    messages = np.clip(their_messages - waits.own_messages, 0, longer[communicated])
+    longer[communicated] -= messages
+    return np.concatenate([longer, unrecorded[None], messages[None]])
 
 
 def by_what_the_last_did_longer(waits: PeerWaits, longer: Ints) -> dict[str, Intervals]:
@@ -208,5 +209,5 @@ def by_what_the_last_did_longer(waits: PeerWaits, longer: Ints) -> dict[str, Int
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
     cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]
-    causes = (*OF_LATE_RANK, START)
+    causes = (*OF_LATE_RANK, START, PIPELINE)
     return {cause: union(each) for cause, each in zip(causes, pairwise([*cuts, waits.pieces.ends]), strict=True)}

@@ -20,6 +20,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     start: Ints
     """Nodes; the window begins with the earliest."""
     end: Ints
+    followed: bool = False
+    """Whether it ends where the compute of the step after it begins."""
 
     def length_ns(self, value_ns: Ints) -> int:
         """Return the length of the window for the times of all nodes, as recorded or replayed."""
@@ -113,7 +115,7 @@ def job_bounds(graph: Graph, ranks: Mapping[int, RankTimeline]) -> list[Bounds]:
 def _joined(steps: Sequence[Bounds], step: int | None) -> Bounds:
     return Bounds(
         step=step, rank=None, start=np.concatenate([each.start for each in steps]),
-        end=np.concatenate([each.end for each in steps]),
+        end=np.concatenate([each.end for each in steps]), followed=all(each.followed for each in steps),
     )  # fmt: skip
 
 
@@ -157,5 +159,10 @@ def _of_rank(part: RankPart, timeline: RankTimeline) -> Sequence[Bounds]:
         first = part.starts().start
         follows = begins.get(each.step + 1)
         end = part.ends().start + np.flatnonzero(step == each.step) if follows is None else np.array([first + follows])
-        found.append(Bounds(step=each.step, rank=part.rank, start=np.array([first + begins[each.step]]), end=end))
+        found.append(
+            Bounds(
+                step=each.step, rank=part.rank, start=np.array([first + begins[each.step]]), end=end,
+                followed=follows is not None,
+            )
+        )  # fmt: skip
     return found

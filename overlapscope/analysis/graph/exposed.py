@@ -153,7 +153,9 @@ def _asked_between(graph: Graph, part: RankPart, since_ns: Ints, until_ns: Ints)
 
 def _only_by_host(graph: Graph, part: RankPart, own: Ints, bound: _Bound, follows: Ints) -> Flags:
     """Return for parts of pieces of these calls whether the compute that follows waited for them only as its host had:
-    from their launch to its own no call made another stream wait for an event. Not where no such call was recorded."""
+    from their launch until that wait returned no call made another stream wait for an event. What is asked for later
+    delays nothing, as the calls have ended: only where it is known to be one of them, compute needs it, host or not.
+    Not where no such call was recorded."""
     found = np.zeros(own.size, np.bool_)
     rows = np.flatnonzero((bound.call != NONE) & (bound.awaited != NONE) & (follows != NONE))
     if part.asked_ns is None or not rows.size:
@@ -161,10 +163,21 @@ def _only_by_host(graph: Graph, part: RankPart, own: Ints, bound: _Bound, follow
     launch = np.append(graph.nodes.time_ns[part.begins()], NONE)[part.launched_by]
     calls, next_span = (own[rows], bound.awaited[rows]), follows[rows]
     since = np.minimum(*(launch[each] for each in calls))
-    asked = _asked_between(graph, part, since, launch[next_span])
+    asked = _asked_between(graph, part, since, graph.nodes.time_ns[part.returns()][bound.call[rows]] - 1)
     apart = np.logical_and(*(part.span_lane[each] != part.span_lane[next_span] for each in calls))
-    found[rows] = apart & (since != NONE) & ~asked
+    known = graph.edges.known != INFERRED
+    needs = np.logical_or(*(_by_event(graph, part, each, next_span, known) for each in calls))
+    found[rows] = apart & (since != NONE) & ~asked & ~needs
     return found
+
+
+def _by_event(graph: Graph, part: RankPart, spans: Ints, follows: Ints, among: Flags | bool = True) -> Flags:
+    """Return whether each of these spans is one that the span which follows it waited for by an event, by edges `among`
+    those of the graph."""
+    edges, nodes = graph.edges, graph.num_nodes
+    events = np.flatnonzero((edges.kind == EVENT) & among)
+    waits = edges.before[events].astype(np.int64) * nodes + edges.node[events]
+    return np.isin((part.ends().start + spans) * nodes + part.starts().start + follows, waits)
 
 
 def _needed_behind(
@@ -173,7 +186,7 @@ def _needed_behind(
     """Return the `needed` calls that were held by these unlike ones on their stream, before compute that waited for
     these calls only because of that; NONE of others. A message may wait for its peer: it holds nothing. Where a call
     made a stream wait for an event between both launches, compute may have waited for the first as well."""
-    start, end, launch = part.starts(), part.ends(), np.append(graph.nodes.time_ns[part.begins()], NONE)
+    end, launch = part.ends(), np.append(graph.nodes.time_ns[part.begins()], NONE)
     rows = np.flatnonzero((needed != NONE) & (needed != own))
     ahead, behind = np.searchsorted(comm, own[rows]), np.searchsorted(comm, needed[rows])
     unlike = (queue.lane[ahead] == queue.lane[behind]) & (queue.kind[ahead] != queue.kind[behind])
@@ -182,10 +195,7 @@ def _needed_behind(
     # A host that launches it in between had perhaps waited for the call ahead.
     in_time = launched < graph.nodes.time_ns[end][own[rows]]
     rows = rows[in_time | (launched >= graph.nodes.time_ns[end][needed[rows]])]
-    edges, nodes = graph.edges, graph.num_nodes
-    events = np.flatnonzero(edges.kind == EVENT)
-    waits = edges.before[events].astype(np.int64) * nodes + edges.node[events]
-    rows = rows[~np.isin((end.start + own[rows]) * nodes + start.start + follows[rows], waits)]
+    rows = rows[~_by_event(graph, part, own[rows], follows[rows])]
     launches = launch[part.launched_by[own[rows]]], launch[part.launched_by[needed[rows]]]
     rows = rows[~_asked_between(graph, part, *launches)]
     found = np.full(own.size, NONE)

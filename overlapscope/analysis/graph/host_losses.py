@@ -24,9 +24,10 @@ from overlapscope.analysis.graph.idle import (
     IdlePieces,
 )
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.timeline.columns import NONE, OPERATION, Flags, Ints, take
+from overlapscope.ingest.build.host_ranges import innermost_range
+from overlapscope.timeline.columns import NONE, OPERATION, Flags, HostSpans, Ints, take
 from overlapscope.timeline.intervals import union
-from overlapscope.timeline.lazy_host_spans import lie_around, select_host_spans
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import Codes, rows_named
 from overlapscope.timeline.rows import is_one_of, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -38,6 +39,10 @@ MOST_CALLS: Final = 8
 """Calls of a kind that are kept apart by name, the costliest; the others are left out."""
 MOST_LINKS: Final = 8
 NO_NAME: Final = -1
+SCALAR: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+"""Operations that hand one number to Python."""
+SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked_select", "aten::index")
+"""Operations whose result has a size that only the device knows."""
 
 
 def host_losses(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[HostLoss, ...]:
@@ -143,19 +148,30 @@ def _loss(
 
 
 def _ops_around(graph: Graph, part: RankPart, timeline: RankTimeline, calls: Sequence[int]) -> list[str | None]:
-    """Return for each call the innermost operation on its thread that contains it; None without one, and for NONE.
+    """Return for each call the operation that makes it (`calling_operation`); None without one, and for NONE.
 
     The graph is that of the rank alone.
     """
     time = graph.nodes.time_ns
     begin, end = time[part.begins()], time[part.returns()]
-    times = {call: (int(begin[call]), int(end[call])) for call in calls if call != NONE}
-    if not times:
+    known = np.array([call for call in calls if call != NONE], np.int64)
+    if not known.size:
         return [None] * len(calls)
-    host = select_host_spans(timeline.host, (OPERATION,), around=list(times.values()))
-    found: dict[int, str | None] = {}
-    for call, each in times.items():
-        around = (host.lane == part.call_lane[call]) & lie_around(host.start_ns, host.end_ns, [each])
-        rows = np.flatnonzero(around)
-        found[call] = timeline.name(int(host.name[rows[host.start_ns[rows].argmax()]])) if rows.size else None
-    return [found.get(call) for call in calls]
+    times = list(zip(begin[known].tolist(), end[known].tolist(), strict=True))
+    operations = select_host_spans(timeline.host, (OPERATION,), around=times)
+    found = calling_operation(timeline, operations, part.call_lane[known], begin[known])
+    names = dict(zip(known.tolist(), map(timeline.name, found.tolist()), strict=True))
+    return [names.get(call) for call in calls]
+
+
+def calling_operation(timeline: RankTimeline, operations: HostSpans, lane: Ints, moment_ns: Ints) -> Codes:
+    """Return the name of the operation that makes a call on a thread at each moment of the rank's own clock: the
+    innermost one. Where that reads a number, and one in `SIZED` is around it, that number is a size: the name is that
+    one's. -1 without an operation."""
+    names = np.append(operations.name, np.int32(NO_NAME))
+    found: Codes = names[innermost_range(operations, lane, moment_ns)]
+    reads = np.flatnonzero(rows_named(found, timeline.names, SCALAR.count))
+    sized = rows_named(operations.name, timeline.names, SIZED.count)
+    around = names[innermost_range(operations, lane[reads], moment_ns[reads], sized)]
+    found[reads] = np.where(around == NO_NAME, found[reads], around)
+    return found

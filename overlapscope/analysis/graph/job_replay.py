@@ -4,7 +4,7 @@ Everything before the first of several steps stays as recorded, also how far hos
 shortens work never makes the steps longer, and of two such changes the one that shortens more never takes longer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,10 +27,11 @@ from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
 from overlapscope.analysis.graph.removal import Replayed
 from overlapscope.analysis.graph.replay import replay_part, run_edges
 from overlapscope.analysis.graph.scenarios import Change
-from overlapscope.analysis.graph.self_test import self_test, swap_test
+from overlapscope.analysis.graph.self_test import ALIKE_STEPS, self_test, swap_test
 from overlapscope.analysis.graph.walk import Links, binding_edges, chain, links_of
+from overlapscope.analysis.per_rank.steps import lack_their_end
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
-from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Run
 
@@ -114,6 +115,9 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """False where no step was annotated: the whole recording counts as one."""
     earlier: int
     """Complete steps before these, which are not replayed because there are many."""
+    cut_short: int
+    """Steps that no step follows and that lack what the others lose before the next one begins: `steps_ns` has them,
+    but no change is replayed on them."""
     unlike: int
     """Steps that took much longer or shorter than the median, and are left out: they did other work."""
 
@@ -193,7 +197,7 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     runs: list[StepRun] = []
     replays: list[StepReplay] = []
     steps_ns: list[int] = []
-    earlier, unlike, swap, why = 0, 0, None, "no step was recorded completely on every rank"
+    earlier, unlike, cut_short, swap, why = 0, 0, 0, None, "no step was recorded completely on every rank"
     for recording in range(min(size(each.recordings) for each in ranks.values())):
         graph = graphs.of_ranks(tuple(ranks), cross_rank, recording)
         whole = whole_bounds(graph)
@@ -217,10 +221,14 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
         unlike += int(np.count_nonzero(~like))
         holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
-        runs += [_step_run(graph, window, count, links) for window, count in step_runs(holds)]
+        cut = _cut_short(graph, holds)
+        cut_short += len(cut)
+        whole_steps = [each for each in holds if each.step not in cut]
+        runs += [_step_run(graph, window, count, links) for window, count in step_runs(whole_steps)]
         replays += [each for each in tested.windows if abs(each.error) <= REPLAY_WITHIN]
         steps_ns += [each.length_ns(time) for each in holds]
-        swap = swap or swap_test(graph, ranks, [each for each in steps if each.length_ns(time) <= UNLIKE * middle])
+        of_swaps = [each for each in steps if each.length_ns(time) <= UNLIKE * middle and each.step not in cut]
+        swap = swap or swap_test(graph, ranks, of_swaps)
     if not runs or min(each.recorded_ns for each in runs) <= 0:
         return why
     return JobReplay(
@@ -230,8 +238,20 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         swap=swap,
         annotated=annotated,
         earlier=earlier,
+        cut_short=cut_short,
         unlike=unlike,
     )
+
+
+def _cut_short(graph: Graph, steps: Sequence[Bounds]) -> set[int | None]:
+    """Return the numbers of the steps that are cut short by the end of the recording, where enough others are left."""
+    time = graph.nodes.time_ns
+    begin = np.array([time[each.start].min() for each in steps], np.int64)
+    end = np.array([time[each.end].max() for each in steps], np.int64)
+    compute = [BusyTime(_busy(part, time)[1]).within(begin, end) for part in graph.ranks]
+    without = end - begin - np.mean(compute, axis=0)
+    cut = lack_their_end((end - begin).tolist(), without.tolist(), [each.followed for each in steps])
+    return {steps[at].step for at in cut} if len(steps) - len(cut) >= ALIKE_STEPS else set()
 
 
 def _step_run(graph: Graph, window: Bounds, steps: int, links: Links) -> StepRun:

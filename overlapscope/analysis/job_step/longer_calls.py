@@ -15,12 +15,14 @@ from overlapscope.analysis.exposure.longer_than_like import LONGER, LongerThanLi
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.display import percent_text, size_text
-from overlapscope.timeline.columns import NONE, or_none
+from overlapscope.timeline.columns import NONE, Collectives, Flags, or_none
 from overlapscope.timeline.intervals import BusyTime, WindowSets, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 LONGER_THAN_LIKE: Final = "longer_than_like"
 """Id of the finding on all calls, which the text shows below the causes."""
+ONE_LONG_CALL: Final = "one_long_call"
+"""Begin of the id of the finding on a single call."""
 USUAL_LONGER_NS: Final = "usual_longer_ns"
 """Evidence of that finding: what calls take longer in the median step."""
 SLOWER_GROUPS: Final = "slower_groups"
@@ -33,6 +35,12 @@ OF_ONE_CALL: Final = 0.25
 """A single call is named whose excess is this share of all that its rank exposed, and ... A choice."""
 MOST_OF_LONGER: Final = 0.5
 """... more than this share of all excess: one event is then most of what is longer."""
+SET_UP_NS: Final = 10_000_000
+"""A call that is this much longer than its like may hold the set-up of its communicator, ... A choice: NCCL takes tens
+of milliseconds or more for it."""
+AS_LONG: Final = 0.95
+"""... if it is the first of its like, and lasts on each recorded rank for at least this share of the longest: all came
+together then, and none of them was late. A choice."""
 MOST_GROUPS: Final = 2
 """Groups that are named whose calls take longer than those of one like it, the one with most excess first, if ..."""
 OF_GROUP: Final = 0.1
@@ -183,12 +191,14 @@ def _one_call(
     per = f"recording of {format_ms(head.step_ns or 0)}" if head.window == "recording" else f"{head.steps} steps"
     share = percent_text(one.longer_ns / one.exposed_ns)
     is_first = _is_first(timeline, row)
+    set_up = one.longer_ns >= SET_UP_NS and _came_together(run, single) and _is_first_of_like(timeline, row)
+    why = _why(run, first=is_first, set_up=set_up)
     return [
         Finding(
             id=f"one_long_call:rank{rank}",
             severity="info" if is_first else "warning",
             title=f"one {short(op)}{size}, {format_ms(after_ns)} after the recording of rank {rank} began, takes "
-            f"{format_ms(lasted_ns)}{of_like}; that is {share} of what the rank exposed: {_why(run, first=is_first)}; "
+            f"{format_ms(lasted_ns)}{of_like}; that is {share} of what the rank exposed: {why}; "
             f"GPU-hours a day count on it once in each {per}",
             evidence={
                 "ranks": sorted(single),
@@ -201,17 +211,35 @@ def _one_call(
                 "exposed_longer_ns": one.longer_ns,
                 "share_of_exposed": one.longer_ns / one.exposed_ns,
                 "is_first": is_first,
+                "may_set_up": set_up,
             },
             known_from="trace",
         )
     ]
 
 
-def _why(run: Run, *, first: bool) -> str:
+def _came_together(run: Run, single: Mapping[int, _SingleCall]) -> bool:
+    """Return whether each of several recorded ranks has such a call, of one operation and about as long on each."""
+    rows = {rank: (run.ranks[rank], each.row) for rank, each in single.items()}
+    lasted = [int(own.collectives.end_ns[row] - own.collectives.start_ns[row]) for own, row in rows.values()]
+    one_op = len({own.name(int(own.collectives.op[row])) for own, row in rows.values()}) == 1
+    return len(rows) == len(run.ranks) > 1 and one_op and min(lasted) >= AS_LONG * max(lasted)
+
+
+def _why(run: Run, *, first: bool, set_up: bool) -> str:
     late = f"one of the {_others(run)} was late once, or the network stalled"
+    if set_up:
+        late = f"no recorded rank was late to it, so perhaps the set-up of a communicator; else {late}"
     if not first:
         return late
     return f"it is the first of its group in the recording, so ranks may just have begun to record apart; else {late}"
+
+
+def _is_first_of_like(timeline: RankTimeline, row: int) -> bool:
+    """Return whether none of its like began before it in its recording."""
+    calls = timeline.collectives
+    before = (calls.recording == calls.recording[row]) & (calls.start_ns < calls.start_ns[row])
+    return not bool((_alike(calls, row) & before).any())
 
 
 def _is_first(timeline: RankTimeline, row: int) -> bool:
@@ -227,9 +255,14 @@ def _like(timeline: RankTimeline, row: int) -> tuple[float, int]:
     """Return how long the other calls of one operation, group, type and size last in the median, and their number; none
     where the size is not known."""
     calls = timeline.collectives
-    alike = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE)
-    for column in (calls.op, calls.group, calls.dtype, calls.bytes):
+    lasted = (calls.end_ns - calls.start_ns)[_alike(calls, row)]
+    return (float(np.median(lasted)), lasted.size) if lasted.size else (0.0, 0)
+
+
+def _alike(calls: Collectives, row: int) -> Flags:
+    """Return which other calls, with times, are of its operation, group, number of members, type and size."""
+    alike: Flags = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes != NONE)
+    for column in (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes):
         alike &= column == column[row]
     alike[row] = False
-    lasted = (calls.end_ns - calls.start_ns)[alike]
-    return (float(np.median(lasted)), lasted.size) if lasted.size else (0.0, 0)
+    return alike

@@ -30,6 +30,9 @@ FAMILIES: Final = {
 """Families of kernels with names of theirs, in the order in which they are tried: a copy is also elementwise, attention
 also a product. Names of PyTorch (ATen, Inductor), cuBLAS, cuDNN, CUTLASS, FlashAttention, hipBLASLt and MIOpen, as in
 recordings; what no name says is `OTHER`. `optimizer` holds the norms of gradients."""
+NOT_AN_UPDATE: Final = re.compile(r"norm|BinaryOpScalarTensor|non_finite|Copy|Zero", re.IGNORECASE)
+"""In names of `foreach` kernels that prepare gradients (clipping by norm, scaling, casts, zeros) and update nothing:
+where a kernel has no launch of its own, only its name says so. An optimizer that multiplies by tensors takes longer."""
 
 
 def family_of(name: str) -> str:

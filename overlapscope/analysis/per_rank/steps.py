@@ -5,7 +5,7 @@ Device work lags behind the host, sometimes by more than a step: a window cut at
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,11 @@ from overlapscope.timeline.rows import MOST, largest_by, smallest_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 T = TypeVar("T")
+FEWEST_FOLLOWED: Final = 2
+"""Steps that others follow, at least: of one nobody knows whether it is like the others."""
+LACKS: Final = 0.02
+"""A step is cut short if it, and its time without compute, are shorter than in any step that another one follows by
+this share of that step. A choice: two recordings of unchanged code differ by as much."""
 
 
 class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,26 @@ def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
         if chosen.any():
             windows.append((int(spans.start_ns[chosen].min()), int(spans.end_ns[chosen].max())))
     return windows
+
+
+def lack_their_end(
+    lengths_ns: Sequence[float], without_compute_ns: Sequence[float], followed: Sequence[bool]
+) -> list[int]:
+    """Return the positions of steps that no step follows and that lack what the others lose before the next one begins.
+
+    Of each step: how long it is, how long of that nothing computes, and whether another step follows at once. One that
+    is no shorter than the others stays: its own loss is not to be left out.
+    """
+    own = list(zip(lengths_ns, without_compute_ns, followed, strict=True))
+    usual = [(length, without) for length, without, follows in own if follows]
+    if len(usual) < FEWEST_FOLLOWED:
+        return []
+    shortest_ns, least_ns = (min(each) for each in zip(*usual, strict=True))
+    return [
+        at
+        for at, (length, without, follows) in enumerate(own)
+        if not follows and length <= (1 - LACKS) * shortest_ns and without <= least_ns - LACKS * shortest_ns
+    ]
 
 
 def complete_steps(steps: Mapping[int, Sequence[tuple[int, bool, T]]]) -> list[dict[int, T]]:

@@ -2,7 +2,9 @@
 
 Hosts that share k cores never run more than k at a time, and while others pause for lack of a core exactly k run. So
 the pauses of all hosts of a machine are counted together. A host pauses where its process does nothing for a while and
-waits for nothing that is known. What a host does in a wait for its device is not known: it may spin on a core or not.
+waits for nothing that is known. What a host does in a wait for its device is not known: it may spin on a core or not;
+but while others want to run, it holds the core for a turn at most. Where no host is seen to run, and none begins or
+ends a pause for longer than that, all pause of themselves: they collect garbage, or wait for a file.
 Which rank is late is then the scheduler's choice, and may be another one in the next step.
 """
 
@@ -27,7 +29,7 @@ from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import sum_by, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 PINNED: Final = 0.8
@@ -37,6 +39,11 @@ OF_TIME: Final = 0.03
 RAN: Final = 0.8
 """While hosts that fetch batches are taken to lack cores, this share of the k run in the mean: all that fetch at once
 wait for data."""
+LONGEST_TURN_NS: Final = 12_000_000
+"""While more hosts want to run than cores are there, and fewer run than these, one begins or ends a pause at least so
+often: a core that is not seen to run a host may be held by one that spins in a wait, but for no longer than a turn.
+Linux gives each of two tasks of a core at most so long: half of its `sched_latency_ns` of 24 ms on eight cores or
+more."""
 USUAL_FETCH: Final = 0.1
 """Fetching a batch is taken to need twice this quantile of all fetches; what is longer may be a pause."""
 SAME_CLOCK_NS: Final = 50_000
@@ -182,12 +189,15 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
     lasting = np.concatenate([hosts[rank].fetching.ends - hosts[rank].fetching.starts for rank in ranks])
     usual = 2 * int(np.quantile(lasting, USUAL_FETCH)) if lasting.size else 0
     excess = {rank: _beyond(hosts[rank].fetching, usual) for rank in ranks}
-    taken_ns, counts = _counts(ranks, hosts, excess, clocks)
+    taken_ns, counts, turn_ns = _counts(ranks, hosts, excess, clocks)
     recording, paused, waiting, fetches, long_fetch = counts
     running = recording - paused - waiting - fetches
-    elsewhere = waiting + len(ranks) - recording
-    for wants, while_fetching in ((running + paused, False), (running + paused + long_fetch, True)):
-        cores, held_ns, share = _most_likely(taken_ns, running, wants, fetches + elsewhere, len(ranks))
+    may_run = fetches + waiting + len(ranks) - recording
+    in_turns = np.where(turn_ns <= LONGEST_TURN_NS, may_run, 0)
+    for wants, may, while_fetching in (
+        (running + paused, in_turns, False), (running + paused + long_fetch, may_run, True),
+    ):  # fmt: skip
+        cores, held_ns, share = _most_likely(taken_ns, running, wants, may, len(ranks))
         lost = {rank: length(hosts[rank].paused) + (length(excess[rank]) if while_fetching else 0) for rank in ranks}
         every = np.array(list(lost.values()), np.float64)
         alike = float(every.sum() ** 2 / max((every**2).sum(), 1.0))
@@ -219,11 +229,15 @@ def _beyond(fetches: Intervals, usual_ns: int) -> Intervals:
     return Intervals(begin[long], fetches.ends[long])
 
 
+PAUSED: Final = 1
+"""The place of pauses among what `_counts` counts."""
+
+
 def _counts(
     ranks: Sequence[int], hosts: Mapping[int, HostTimes], excess: Mapping[int, Intervals], clocks: Clocks
-) -> tuple[Ints, Ints]:
-    """Return the lengths of the stretches between any two changes, and in each how many hosts record, pause, wait,
-    fetch, and fetch for longer than usual."""
+) -> tuple[Ints, Ints, Ints]:
+    """Return the lengths of the stretches between any two changes, in each how many hosts record, pause, wait, fetch,
+    and fetch for longer than usual, and how long it is around each in which no pause begins or ends."""
     at, kind, change = [], [], []
     for rank in ranks:
         own = hosts[rank]
@@ -236,13 +250,14 @@ def _counts(
     order = np.argsort(np.concatenate(at), kind="stable")
     moment, kinds, changes = (np.concatenate(each)[order] for each in (at, kind, change))
     counts = np.array([np.cumsum(np.where(kinds == each, changes, 0)) for each in range(5)])
-    return np.diff(moment), counts[:, :-1]
+    taken_ns, turn = np.diff(moment), np.cumsum(kinds == PAUSED)[:-1]
+    return taken_ns, counts[:, :-1], sum_by(turn, taken_ns, int(turn[-1]) + 1)[turn]
 
 
 def _most_likely(taken_ns: Ints, running: Ints, wants: Ints, may_run: Ints, size: int) -> tuple[int, int, float]:
     """Return the number of cores that fits best, how long they did not suffice, and the share of time that fits.
 
-    With k cores, while more than k hosts want to run: k run, some of them perhaps in waits (`may_run`).
+    With k cores, while more than k hosts want to run: k run, some of them perhaps unseen (`may_run`), as in waits.
     """
     best = (0, 0, 0.0)
     most = -np.inf
@@ -264,10 +279,11 @@ def shared_cores(
     """Return a finding where hosts share too few cores: as the system counted it, else as their pauses or turns show.
 
     `capped_ns` returns the length of the recording and what it would be with pauses of at most 3 ms, by replay; None
-    where that is not known.
+    where that is not known. It is no bound where ranks that were not recorded are waited for, and left out then.
     """
+    all_known = run.world_size is None or len(run.ranks) >= run.world_size
     return waits_for_cores(run) or [
-        *(_as_paused(each, len(pinned), capped_ns) for each in pinned),
+        *(_as_paused(each, len(pinned), capped_ns if all_known else lambda: None) for each in pinned),
         *(_as_turns(each, len(turns)) for each in turns),
     ]
 

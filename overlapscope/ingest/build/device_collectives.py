@@ -49,6 +49,11 @@ _RANGES = {
     "api": API_RANGE,
 }
 """Host ranges that describe the collective launched inside them."""
+_SUMS = re.compile(r"^ncclDevKernel_(?:AllReduce|ReduceScatter|Reduce)_[A-Za-z]+_(bf16|f16|f32|f64)_")
+"""Kernels of NCCL since 2.19: one of a floating type runs reductions of that type alone, though of all operators,
+algorithms and protocols, whatever its name says of these (`best_kernel` of src/device/generate.py). One of unsigned
+integers runs signed ones, too (`equivalent_primary`), and one of RCCL, with older names, calls of all types."""
+_SUMMED = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
 class GroupBook:
@@ -198,6 +203,7 @@ def _describe(
     if moved_in is None and moved_out is None:
         moved_in, moved_out, argument_dtype = _moved_by_arguments(columns, around, call, op, size)
         dtype = dtype or argument_dtype
+    dtype = dtype or _summed_dtype(kernel_name)
     elements = full_elements(op, moved_in, moved_out, size)
     moved_bytes = volume_bytes(elements, dtype)
     return {
@@ -218,6 +224,12 @@ def _describe(
         "peer": _peer(columns, names, full, around, int(spans.device_note[span]), book.members_of(name), api.peer),
         "record_function_id": parse_function_id(record) or parse_function_id(call),
     }
+
+
+def _summed_dtype(kernel_name: str) -> str | None:
+    """Return the floating type that a kernel of NCCL adds up, as its name says; None where it is not proof of it."""
+    found = _SUMS.match(kernel_name)
+    return _SUMMED[found[1]] if found else None
 
 
 def _peer(

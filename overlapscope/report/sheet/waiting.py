@@ -8,6 +8,7 @@ from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import (
+    drained_text,
     evidence_text,
     in_flight_text,
     lacks_members,
@@ -26,7 +27,8 @@ MAX_REASONS: Final = 3
 def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return sentences on stragglers and their causes, on matched and unmatched calls, and on the clocks."""
     skew = analysis.skew
-    sentences = [*in_flight_text(analysis), *straggler_sentences(analysis, MAX_STRAGGLERS)]
+    sentences = [*in_flight_text(analysis), *(" ".join(each.split()) for each in drained_text(analysis))]
+    sentences += straggler_sentences(analysis, MAX_STRAGGLERS)
     if skew.ranks and not skew.stragglers:
         sentences.append(
             f"No straggler: {rank_list(skew.in_turn)} and the others wait for each other in turn."

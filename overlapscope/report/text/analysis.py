@@ -6,6 +6,7 @@ from typing import Final
 
 from overlapscope.analysis.common.cause_table import (
     NO_CAUSES,
+    START_OF_RECORDING,
     WITHOUT_HOST,
     idle_label,
 )
@@ -86,6 +87,8 @@ OWN_WITHIN = 0.002
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
 LEAST_APART = 0.01
+WIDE = 5
+"""Ends of an interval that differ more say how much it is at most, and nothing else. A choice."""
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -402,7 +405,9 @@ def idle_text(analysis: Analysis) -> str:
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
     if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
         shown.append(("other", rest_ns))
-    parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)}{on.get(label, '')})" for label, ns in shown)
+    parts = ", ".join(
+        f"{label} {ms(ns)} ms ({_share_of_idle(analysis, label, ns)}{on.get(label, '')})" for label, ns in shown
+    )
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
     return (
         f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
@@ -445,14 +450,18 @@ def empty_ranges_text(analysis: Analysis) -> str:
     )
 
 
-def _share_of_idle(analysis: Analysis, ns: int) -> str:
+def _share_of_idle(analysis: Analysis, label: str, ns: int) -> str:
     """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known, and
-    no long step is left out of the shares: these hours are of all steps."""
-    share, cost = ns / (analysis.headline.idle_ns or 1), analysis.throughput
-    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS or left_out(analysis.headline):
+    no long step is left out of the shares: these hours are of all steps, without the start of the recording."""
+    head, cost = analysis.headline, analysis.throughput
+    share, begin_ns = ns / (head.idle_ns or 1), head.idle_causes.get(START_OF_RECORDING, 0)
+    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS or left_out(head):
         return percent(share)
-    price = None if cost.idle_price_a_day is None else share * cost.idle_price_a_day
-    return f"{percent(share)}, {throughput_text.cost_text(share * cost.idle_gpu_hours_a_day, price)}"
+    if label == idle_label(START_OF_RECORDING):
+        return percent(share)
+    of_hours = ns / ((head.idle_ns or 1) - begin_ns)
+    price = None if cost.idle_price_a_day is None else of_hours * cost.idle_price_a_day
+    return f"{percent(share)}, {throughput_text.cost_text(of_hours * cost.idle_gpu_hours_a_day, price)}"
 
 
 def interference_text(analysis: Analysis) -> str:
@@ -460,6 +469,9 @@ def interference_text(analysis: Analysis) -> str:
     lost, head = slowed_by_communication(analysis), analysis.headline
     if lost is None or lost[0] < SLOWED * (head.step_ns or 0) or lost[1] <= 0:
         return ""
+    if lost[2] > WIDE * lost[1]:
+        at_most = f"at most {ms(lost[2])} ms a {head.window}"
+        return f"Compute takes longer beside communication, by how much is not known: {at_most} (90 %)."
     found = [each.interference for each in analysis.ranks if each.rank in head.ranks and each.interference]
     factors = sorted(each.times for each in found)
     times = f"{factors[0]:.2f}" + (f" to {factors[-1]:.2f}" if factors[-1] - factors[0] >= LEAST_APART else "")

@@ -11,6 +11,8 @@ from overlapscope.analysis.result import Analysis, Skew, SkewRank
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent
+from overlapscope.timeline.dimensions import PIPELINE
+from overlapscope.timeline.operations import POINT_TO_POINT
 
 MAX_ROWS: Final = 4
 MAX_REASONS: Final = 3
@@ -84,6 +86,8 @@ WORTH_DELAY: Final = 0.01
 """Least share of the longest delay of a rank for that of another one to be named."""
 LED_LITTLE: Final = 0.5
 """Where leads, for each of the others, are less than this share of the waiting, the text says what a delay is."""
+OWN_DELAY: Final = 0.5
+"""Where less than this share of its delays is a rank's own, in a pipeline, that is said. A choice: mostly."""
 REPEATED: Final = 1.25
 """From this ratio on of delays to what is left of them where a lead that lasts counts once, that is said."""
 SHARES: Final = frozenset({"in_larger_grids"})
@@ -98,6 +102,7 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     parts = [] if all_rows else _nobody_late(analysis)
     if not parts:
         parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis), *together_text(skew)]
+        parts += drained_text(analysis)
         parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
     parts += matched_text(skew, lacks=lacks_members(analysis))
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
@@ -172,6 +177,20 @@ def together_text(skew: Skew) -> list[str]:
         return [f"{first}."]
     while_last = ", ".join(f"{ms(each.waited_for_ns)} ms while rank {each.rank} was last" for each in shown)
     said = f"{first}: several were late together. Of {ms(waited_ns)} ms waited over all ranks, {while_last}."
+    return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
+
+
+def drained_text(analysis: Analysis) -> list[str]:
+    """Return that the rank which delayed others most had waited longer itself, as in a pipeline that drains: where
+    there are messages between stages, and less than half of the delay is its own."""
+    messages = any(row.dimension == PIPELINE and row.op in POINT_TO_POINT for row in analysis.collectives)
+    most = max(analysis.skew.ranks, key=lambda each: each.blame_ns, default=None)
+    if not messages or most is None or most.delayed_ns is None or most.delayed_ns >= OWN_DELAY * most.blame_ns:
+        return []
+    said = (
+        f"Rank {most.rank} came last as it had waited for others longer itself, as the first stages of a pipeline do "
+        f"while it drains: {ms(most.delayed_ns)} of its {ms(most.blame_ns)} ms are its own delay."
+    )
     return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     MAY_BE_WAITING,
+    START_OF_RECORDING,
     TRANSFER,
     TRANSFERS,
     WAITS_FOR_LATE_RANK,
@@ -17,7 +18,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
-from overlapscope.report.formatting import MAX_WIDTH, aligned, count, ms, percent
+from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
@@ -168,8 +169,9 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
             *[percent(ns / exposed_ns)] * self.differ,
             percent(share),
         ]
-        cells += [f"{taken:,.1f}"] if self.hours else []
-        return [*cells, *([] if self.price is None else [f"{taken * self.price:,.2f}"])]
+        costs = [f"{taken:,.1f}"] if self.hours else []
+        costs += [] if self.price is None else [f"{taken * self.price:,.2f}"]
+        return [*cells, *([NOT_APPLICABLE] * len(costs) if [*causes] == [START_OF_RECORDING] else costs)]
 
 
 def _may_wait(analysis: Analysis) -> str:

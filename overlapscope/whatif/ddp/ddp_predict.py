@@ -39,7 +39,14 @@ from overlapscope.whatif.result import (
     WhatIf,
     equally_good,
 )
-from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
+from overlapscope.whatif.run_replay.answers import (
+    PAUSE_CAP_MS,
+    Answer,
+    RunReplay,
+    not_beyond,
+    nothing_to_gain,
+    only_shorter,
+)
 from overlapscope.whatif.workload.workload import Workload
 
 WAITING: Final = 0.5
@@ -298,7 +305,7 @@ def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:
     if case.replay is None:
         return []
     row = replace(base, knobs={**base.knobs, "host_pauses_ms": PAUSE_CAP_MS}, hypothetical=True, known_from="replay")
-    return [_answered(case, row, base, case.replay.of_pauses())]
+    return [only_shorter(_answered(case, row, base, case.replay.of_pauses()))]
 
 
 def _answered(case: DdpCase, row: Scenario, base: Scenario, answer: Answer) -> Scenario:

@@ -185,6 +185,12 @@ def not_beyond(row: Scenario, bounds: Bounds, base: Scenario) -> Scenario:
     )  # fmt: skip
 
 
+def only_shorter(row: Scenario) -> Scenario:
+    """Return a scenario that only removes time, such as pauses or a part of transfers: it loses nothing. Its step is
+    compared with another run, which may be slower."""
+    return msgspec.structs.replace(row, gain_low=min(max(row.gain_low, 0.0), row.gain))
+
+
 def nothing_to_gain(base: Scenario, bounds: Bounds) -> list[str]:
     """Return the reason why no setting of communication can help, where much of it is exposed and none would be gained;
     else nothing."""

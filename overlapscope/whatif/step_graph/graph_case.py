@@ -160,6 +160,11 @@ def _notes_on_steps(steps: int, replay: RunReplay | None, *, of_calls: bool) -> 
         left_out = "is" if replay.job.unlike == 1 else "are"
         unlike = f"{replay.job.unlike} recorded step{'s' * (replay.job.unlike != 1)}"
         notes.append(f"{unlike} took much longer or shorter than the others and {left_out} left out")
+    if replay.job.cut_short and not of_calls:
+        notes.append(
+            "no change is replayed on the last step of the recording, which lacks what the next one begins with; the "
+            "measured step is the median with it"
+        )
     if not replay.job.annotated:
         notes.append("no step was annotated: the whole recording counts as one step")
     return notes

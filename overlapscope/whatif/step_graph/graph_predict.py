@@ -38,7 +38,14 @@ from overlapscope.whatif.result import (
     around,
     knob_words,
 )
-from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
+from overlapscope.whatif.run_replay.answers import (
+    PAUSE_CAP_MS,
+    Answer,
+    RunReplay,
+    not_beyond,
+    nothing_to_gain,
+    only_shorter,
+)
 from overlapscope.whatif.run_replay.transfers import CallTimes
 from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
 from overlapscope.whatif.step_graph.graph_case import GraphCase, graph_case
@@ -364,14 +371,15 @@ def _rows(case: GraphCase, changes: Sequence[GraphChange], seen: _Replayed) -> l
 
 
 def _within(rows: Sequence[Scenario], changes: Sequence[GraphChange], bounds: Bounds) -> list[Scenario]:
-    """Return the scenarios, of which none that changes communication alone is shorter than the step without any."""
-    return [
-        rows[0],
-        *(
-            row if change.late or change.pause_cap_ms is not None else not_beyond(row, bounds, rows[0])
-            for row, change in zip(rows[1:], changes, strict=True)
-        ),
-    ]
+    """Return the scenarios, of which none that changes communication alone is shorter than the step without any, and
+    none that only removes time loses any."""
+    found = [rows[0]]
+    for row, change in zip(rows[1:], changes, strict=True):
+        paused = change.pause_cap_ms is not None
+        within = row if change.late or paused else not_beyond(row, bounds, rows[0])
+        shortens = paused or change.knobs.get("link_speed", 0.0) > 1
+        found.append(only_shorter(within) if shortens else within)
+    return found
 
 
 def _best(rows: Sequence[Scenario]) -> Scenario:

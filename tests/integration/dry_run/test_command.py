@@ -15,6 +15,7 @@ from overlapscope.cli.main import main
 from overlapscope.dry_run.passes import LOWEST_TORCH
 from tests.conftest import ROOT
 from tests.integration.jobs.without_sockets import NOT_HERE
+from tests.support.fork_server import Ended, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
@@ -226,10 +227,9 @@ def test_a_plain_module_is_sharded_over_a_mesh(tmp_path: Path, capsys: pytest.Ca
         assert words in err
 
 
-def without_sockets(folder: Path, *specs: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.integration.jobs.without_sockets", str(folder), *specs]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
-    if done.returncode == NOT_HERE:
+def without_sockets(folder: Path, *specs: str) -> Ended:
+    (done,) = start([["-m", "tests.integration.jobs.without_sockets", str(folder), *specs]]).wait(240)
+    if done.code == NOT_HERE:
         pytest.skip("the kernel takes no filter of system calls")
     return done
 
@@ -238,12 +238,12 @@ def test_dry_runs_work_where_no_socket_may_be_opened(tmp_path: Path) -> None:
     kinds = ("ddp", "fsdp", "fsdp_tensor", "pipeline", "by_hand")
     specs = [f"tests.integration.jobs.dry_steps:{kind}" for kind in kinds]
     done = without_sockets(tmp_path, *specs, "tests.unit.dry_run.steps:loads_with_workers")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.output
 
 
 def test_a_socket_would_have_been_seen(tmp_path: Path) -> None:
     build = write(tmp_path, "import socket\ndef build(device): socket.socket()")
-    assert without_sockets(tmp_path, f"{build}:build").returncode == -signal.SIGSYS
+    assert without_sockets(tmp_path, f"{build}:build").code == -signal.SIGSYS
 
 
 def test_help_and_import_load_no_torch() -> None:

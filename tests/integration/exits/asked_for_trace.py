@@ -1,11 +1,14 @@
 """A job of one process that trains until a trace was asked for and recorded.
 
 python -m tests.integration.exits.asked_for_trace RUN signal|http
+
+Once it trains, RUN.training holds the port where it listens, if it does.
 """
 
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +19,9 @@ RUN, HOW = sys.argv[1:3]
 LIMIT_SECONDS = 60
 
 
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def handled(*_: Any) -> None:
-    say("handled before")
+    sys.stdout.write("handled before\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -39,7 +38,9 @@ def main() -> None:
             if number == 10:
                 assert scope.trigger
                 (request,) = scope.trigger._requests
-                say(f"training {getattr(request, 'port', None)}")
+                written = Path(f"{RUN}.written")
+                written.write_text(str(getattr(request, "port", "")), encoding="utf-8")
+                written.rename(f"{RUN}.training")
             if time.monotonic() > end or (scope.trigger and scope.trigger.written):
                 break
     assert signal.getsignal(signal.SIGUSR2) is handled

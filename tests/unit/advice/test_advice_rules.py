@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
+from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.order import ranked
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.shared_stream import busy_lane
@@ -100,6 +101,20 @@ def test_workers_that_load_batches_are_not_advised_but_to_be_faster() -> None:
     assert loading.title.startswith("Load batches faster: ")
     assert loading.title.endswith("while a batch is fetched, though workers load them")
     assert "num_workers=8" not in loading.apply["torch"]
+
+
+def test_what_the_loop_itself_does_for_a_batch_is_for_workers_to_do() -> None:
+    collate = Range(name="collate_fn", start=400, end=690)
+    fetch = Range(name="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start=692, end=696)
+    gap = (Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699))
+    loading = fired(always(*gap, collate, fetch))["data_loading"]
+    assert loading.title.endswith(
+        "while a batch is fetched, in collate_fn, by the training process itself, though its loader has workers"
+    )
+    assert "collate_fn=collate" in loading.apply["torch"]
+    assert "data_loading" in fired(always(*gap, collate)), "without a loader, too"
+    launches = Kernel(start=600, end=601, launch=500)
+    assert "data_loading" not in fired(always(*gap, launches, collate)), "it computes"
 
 
 def test_graphs_are_not_advised_where_they_are_launched() -> None:
@@ -753,6 +768,37 @@ def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int
     assert late.keys() <= {"late_rank", "exposed_communication", "launch_bound"}, "no setting of communication"
     assert late["late_rank"].title.startswith("Waiting is 57.4 % of the time")
     assert late["late_rank"].title.endswith(f", {who}")
+
+
+@pytest.mark.parametrize(
+    ("blame_us", "whom"),
+    [
+        ((780, 600, 480, 16), "most for rank 0, then 1, 2"),
+        ((780, 300, 280, 16), "mostly for rank 0, and whether by chance is not known"),
+        ((500, 500, 500, 500), "for several ranks in turn"),
+    ],
+    ids=["less than half of all", "more than half", "all of them"],
+)
+def test_waiting_is_mostly_for_a_rank_with_more_than_half_of_all_blame_and_is_said_in_ms(
+    blame_us: tuple[int, ...], whom: str
+) -> None:
+    """Of leads that last over several calls, counted once, rank 0 has 60 % each time."""
+    analysis = analyze(always(Sent(start=100, end=200), Kernel(start=210, end=STEP - 10)))
+    skew = analysis.skew
+    ranks = [
+        replace(
+            skew.ranks[0], rank=rank, blame_ns=us * US, delayed_ns=(330 if rank == 0 else 70) * US,
+            wait_ns=STEP * US, collective_ns=2 * STEP * US, start_of_recording_ns=0, late_end_ns=0,
+        )
+        for rank, us in enumerate(blame_us)
+    ]  # fmt: skip
+    waits = {"peer_host": STEP * US // 2}
+    infos = [replace(each, whole=replace(each.whole, causes=waits, exposed_wait_ns=1)) for each in analysis.ranks]
+    head = replace(analysis.headline, causes=waits, exposed_wait_ns=1)
+    shown = late_rank(replace(analysis, skew=replace(skew, ranks=ranks, stragglers=[]), ranks=infos, headline=head))
+    assert shown
+    wait = f"{STEP / 2e3:.3g} ms of a {(head.step_ns or 0) / 1e6:.3g} ms step exposed"
+    assert shown.title == f"Waiting is 50.0 % of the time in matched collectives, {wait}, {whom}"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Of exposed calls nothing is advised that is in effect, or helps nothing: averages of parameters, gradients
 that go beside backward."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -10,14 +12,17 @@ from overlapscope.advice.losses.exposed_calls import (
     backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
+    run_on_in_rows,
 )
 from overlapscope.advice.losses.exposed_remedies import INSTEAD, instead
+from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.losses.own_calls import (
     AVERAGES,
     BESIDE_BACKWARD,
     LAST_BUCKET,
     OF_HOROVOD,
     OF_OTHERS,
+    RUN_ON,
     WAITS_FOR_EACH,
 )
 from overlapscope.advice.rule_input import RuleInput
@@ -75,6 +80,36 @@ def test_buckets_during_backward_are_not_advised_where_reductions_begin_there_be
         assert "in buckets" not in already
 
 
+def rows_beside_compute(
+    *, number: int = 3, computes: float = 450, gap: float = 1, phase: str | None = None
+) -> list[Item]:
+    """Return a step in which compute begins with a row of calls of 200 us each, the last of which run on after it."""
+    calls = in_a_row(number, 100 + gap, phase=phase, size_bytes=36 * MIB)
+    long = [replace(each, end=each.start + 200) for each in calls]
+    return [Kernel(start=0, end=computes), *long, Kernel(start=long[-1].end, end=990, launch=60)]
+
+
+@pytest.mark.parametrize(
+    ("other", "in_rows"),
+    [
+        pytest.param({}, True, id="rows"),
+        pytest.param({"number": 1, "computes": 300}, False, id="one call"),
+        pytest.param({"number": 2, "gap": 50, "computes": 350}, False, id="calls apart"),
+        pytest.param({"computes": 200}, False, id="none beside compute"),
+        pytest.param({"computes": 250}, False, id="nearly none"),
+        pytest.param({"phase": "forward"}, False, id="in a phase"),
+    ],
+)
+def test_rows_of_reductions_that_run_on_after_compute_are_in_buckets_already(
+    other: dict[str, Any], *, in_rows: bool
+) -> None:
+    given = looked_at(made(lambda _: rows_beside_compute(**other)))
+    assert run_on_in_rows(given) == in_rows
+    for cause in BESIDE_BACKWARD:
+        assert instead(given, cause) == (RUN_ON if in_rows else INSTEAD[cause])
+    assert "if these are gradients" in RUN_ON
+
+
 def waiting_for_each(*, first_phase: str | None = "backward", op: str = "reduce_scatter", end: float = 900) -> Run:
     """Return a job whose backward waits for each of two calls, with 200 us of compute between them."""
     more = {"op": op, "size_bytes": 36 * MIB}
@@ -130,6 +165,9 @@ def test_fewer_bytes_are_advised_where_transfer_at_one_bandwidth_takes_most_of_a
     if one:
         assert found == pytest.approx(36 * MIB / 2 / 250_000, rel=0.02)
         assert instead(given, "tail").startswith("# transfer takes longer than compute")
+    loss = largest_loss(given, [])
+    assert loss
+    assert ("; transfer takes longer than compute (0.2 ms)" in loss.title) == one
 
 
 @pytest.mark.parametrize(("op", "gradients"), [("all_to_all", False), ("all_reduce", True)])
@@ -149,7 +187,7 @@ def test_nothing_is_advised_about_gradients_where_other_calls_are_exposed(op: st
 
 
 def test_of_gradients_that_fsdp_reduces_in_backward_nothing_is_advised() -> None:
-    given = looked_at(made(lambda _: queue(*in_a_row(2, op="reduce_scatter", size_bytes=36 * MIB))))
+    given = looked_at(made(lambda _: queue(*in_a_row(1, op="reduce_scatter", size_bytes=36 * MIB))))
     sharded = replace(given, job=replace(given.job, frameworks=("fsdp2",)))
     for cause in BESIDE_BACKWARD:
         assert instead(given, cause) == INSTEAD[cause]

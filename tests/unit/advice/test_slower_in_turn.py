@@ -21,15 +21,18 @@ from tests.support.rank_rows import rank_timeline
 MS = 1_000_000
 RANKS, STEP_NS, KERNELS, USUAL_NS, SENT_NS = 3, 57 * MS, 4, 10 * MS, 5 * MS
 IN_TURN = (0, 2, 1, 2, 0, 1)
+ADAM = "multi_tensor_apply_kernel<FusedAdamMathFunctor>"
 
 
 def job(
     slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS,
-    ranks: int = RANKS, later: int = 0, longer_kernels: int = KERNELS,
+    ranks: int = RANKS, later: int = 0, longer_kernels: int = KERNELS, marked: bool = True, group_size: int = 0,
+    met: Sequence[int] = (),
 ) -> Run:  # fmt: skip
     """Return a job whose ranks compute a few kernels, then meet in an all-reduce of `sent_ns`; in each step one of them
     takes longer, with `more` kernels, or kernels of so many times as many blocks; of KERNELS so many take longer. The
-    last rank records so many steps `later`."""
+    last rank records so many steps `later`. Without marks an optimizer ends each step; of the ranks' group, of
+    `group_size`, the others are not recorded. In steps that `met` names the call begins on all at once."""
     work: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(ranks)}
     sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
     for step, slow in enumerate(slow_in):
@@ -47,25 +50,29 @@ def job(
             ]  # fmt: skip
             arrived.append(starts[-1])
         for rank, calls in sent.items():
-            begun = arrived[rank]
+            begun = min(arrived) if step in met else arrived[rank]
             times = {"start_ns": begun, "end_ns": max(arrived) + sent_ns, "launch_ns": begun}
             calls.append({"kind": COMM, "step": step, "seq": step, **times})
-    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": ranks}
+            update = {"start_ns": times["end_ns"], "end_ns": times["end_ns"] + MS, "launch_ns": times["end_ns"]}
+            work[rank] += [] if marked else [{"kind": COMPUTE, "name": ADAM, "blocks": 1, **update}]
+    group_size = group_size or ranks
+    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": group_size}
+    unmarked = {} if marked else {"step": None}
     steps = [{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(len(slow_in))]
 
     return Run(
-        world_size=ranks,
+        world_size=group_size,
         ranks={
             rank: rank_timeline(
                 rank,
-                calls=[{**call, **each} for each in sent[rank]],
-                work=own,
-                steps=steps[later if rank == ranks - 1 else 0 :],
+                calls=[{**call, **each, **unmarked} for each in sent[rank]],
+                work=[{**each, **unmarked} for each in own],
+                steps=steps[later if rank == ranks - 1 else 0 :] if marked else [],
                 recordings=[{"start_ns": 0, "end_ns": len(slow_in) * STEP_NS}],
             )
             for rank, own in work.items()
         },
-        groups=(Group(name="0", size=ranks, ranks=tuple(range(ranks))),),
+        groups=(Group(name="0", size=group_size, ranks=tuple(range(group_size))),),
     )
 
 
@@ -130,6 +137,38 @@ def test_what_peers_compute_longer_beside_their_waits_counts_for_the_bound() -> 
     }
     assert _longer_ns(of, 0) == 14 * MS
     assert _evened_ns(of, 0, waits=False) == pytest.approx(14 * MS * 2 / 3)
+
+
+def test_where_steps_are_not_marked_cycles_of_the_optimizer_stand_for_them_with_a_bound_of_the_recording() -> None:
+    found = late(job(IN_TURN, larger=2, marked=False))
+    assert found is not None
+    assert "(ranks 0, 2, 1, 2, 0, 1 in steps 0, 1, 2, 3, 4, 5, by the optimizer's kernels: steps" in found.title
+    assert found.title.endswith("; even out batches")
+    assert "cap the tokens" in found.apply["torch"]
+    assert (found.gain_high_ns, found.per) == (pytest.approx(6 * 2 / 3 * 0.25 * KERNELS * USUAL_NS), "recording")
+    without = job(IN_TURN, larger=2, marked=False)
+    ranks = {
+        rank: replace(each, names=tuple("elementwise" if name == ADAM else name for name in each.names))
+        for rank, each in without.ranks.items()
+    }
+    other = late(replace(without, ranks=ranks))
+    assert other is not None
+    assert "kernels" not in other.title
+
+
+def test_what_ranks_compute_longer_in_turn_is_no_other_loss_where_members_of_their_group_were_not_recorded() -> None:
+    """In two steps all come to the call at once, and wait for one that was not recorded."""
+    run = job(IN_TURN, larger=2, marked=False, group_size=8, longer=1.35, sent_ns=MS // 2, met=(1, 4))
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    first, second = by_rules(run, analysis, together)[:2]
+    longer_ns, exposed_ns = 6 * 2 / 3 * 0.35 * KERNELS * USUAL_NS, analysis.headline.exposed_comm_ns
+    assert (first.id, first.gain_high_ns, second.id) == ("late_rank", longer_ns, "exposed_communication")
+    assert exposed_ns is not None
+    assert second.loss_ns == exposed_ns - longer_ns + (analysis.headline.idle_ns or 0)
+    words = f"{second.loss_ns / MS:.3g} ms"
+    assert second.title.startswith(f"A further {words} of a 340 ms recording are exposed communication besides waiting")
+    assert f"{words} of it: " in second.title
 
 
 def test_many_steps_are_counted() -> None:

@@ -134,15 +134,15 @@ def test_a_rank_that_has_most_of_the_idle_time_is_named_with_its_own() -> None:
 # --- waits for the device ----------------------------------------------------------------------------------------
 
 
-def in_operation(run: Run, name: str) -> Run:
-    """Return a run whose calls that wait are made by an operation of this name."""
+def in_operation(run: Run, name: str, by_ns: int = 1) -> Run:
+    """Return a run whose calls that wait are made by an operation of this name, longer by so much at both ends."""
     timeline = run.ranks[0]
     host = timeline.host
     waits = [code for code, each in enumerate(timeline.names) if "Synchronize" in each]
     own = take(host, np.isin(host.name, waits))
     around = make(
-        HostSpans, own.start_ns.size, recording=own.recording, lane=own.lane, start_ns=own.start_ns - 1,
-        end_ns=own.end_ns + 1, kind=np.full(own.start_ns.size, OPERATION, np.int8),
+        HostSpans, own.start_ns.size, recording=own.recording, lane=own.lane, start_ns=own.start_ns - by_ns,
+        end_ns=own.end_ns + by_ns, kind=np.full(own.start_ns.size, OPERATION, np.int8),
         name=np.full(own.start_ns.size, len(timeline.names), np.int32),
     )  # fmt: skip
     rows = concat([host, around])
@@ -150,9 +150,11 @@ def in_operation(run: Run, name: str) -> Run:
     return replace(run, ranks={0: replace(timeline, host=rows, names=(*timeline.names, name))})
 
 
-def ahead(path: Sequence[Operation], operation: str | None) -> Recommendation:
+def ahead(path: Sequence[Operation], *operations: str) -> Recommendation:
+    """Return what is said of a path whose waits are in these operations, the innermost first."""
     run = simulate({0: list(path)}).run
-    run = run if operation is None else in_operation(run, operation)
+    for by_ns, each in enumerate(operations, 1):
+        run = in_operation(run, each, by_ns)
     together = match_and_align(run)
     return next(each for each in advise(run, analyze(run, together), together)[0] if each.id == "blocking_calls")
 
@@ -176,12 +178,27 @@ def short_waits() -> list[Operation]:
 def test_what_a_host_waits_for_decides_what_to_write_instead(operation: str | None, named: str, code: str) -> None:
     """By replay alone, as in many short waits, and by the time that waits take."""
     for path in (short_waits(), repeated(Launch(0, 1_000 * US), Sync(), Work(300 * US))):
-        found = ahead(path, operation)
+        found = ahead(path, *([] if operation is None else [operation]))
         assert ("its launches are late because" in found.title) is (path == short_waits())
         assert named in found.title
         assert code in found.apply["torch"]
         assert ("synchronize()" in found.apply["torch"]) is (operation is None)
         assert found.published == []
+
+
+@pytest.mark.parametrize(
+    ("around", "inside", "code"),
+    [
+        ("aten::nonzero", "aten::_local_scalar_dense", "torch.where(mask"),
+        ("aten::index", "aten::item", "torch.where(mask"),
+        ("aten::linear", "aten::item", "total += loss.detach()"),
+        ("aten::index", "aten::copy_", "pin_memory()"),
+    ],
+)
+def test_a_number_that_is_read_for_a_size_is_that_size(around: str, inside: str, code: str) -> None:
+    """By time that waits take, and by replay alone."""
+    for path in (repeated(Launch(0, 1_000 * US), Sync(), Work(300 * US)), short_waits()):
+        assert code in ahead(path, inside, around).apply["torch"].splitlines()[0]
 
 
 def test_calls_with_next_to_nothing_of_a_loss_are_not_named() -> None:
@@ -223,14 +240,14 @@ def test_the_copy_that_is_waited_for_and_the_launch_after_it_decide_what_to_writ
 
 
 def test_what_launches_show_is_not_shown_again_for_waits() -> None:
-    found = ahead(short_waits(), None)
+    found = ahead(short_waits())
     assert "its launches are late because" in found.title
     assert found.shown_by is None
 
 
 def test_a_server_is_to_schedule_ahead_of_its_tokens() -> None:
     path = [Launch(0, 100 * US, name="vllm::rms_norm_kernel"), *repeated(Launch(0, 1_000 * US), Sync(), Work(300 * US))]
-    found = ahead(path, None)
+    found = ahead(path)
     assert list(found.apply) == ["serving"]
     assert "--async-scheduling" in found.apply["serving"]
     assert "not needed at once" not in " ".join(found.assumed)

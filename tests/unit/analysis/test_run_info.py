@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 import overlapscope
-from overlapscope.analysis.result import CaptureCost, RecordedSteps, RunInfo, TriggeredTrace
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import CaptureCost, RecordedSteps, RunInfo, TriggeredTrace, has_others
 from overlapscope.report.text.analysis import render, sampling_text
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
 
 
 def run_info(folder: Path, **recorded: Any) -> tuple[RunInfo, str]:
@@ -65,3 +70,23 @@ def test_where_recorded_steps_are_not_like_all_steps_it_is_said(recorded_ms: flo
 def test_what_is_no_such_statement_is_none(recorded: dict[str, Any], tmp_path: Path) -> None:
     run, _ = run_info(tmp_path, **recorded)
     assert (run.triggers, run.recorded_steps) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "call_ns", "size", "world_size", "others"),
+    [
+        pytest.param(10, 1_000, NONE, None, True, id="rank 10"),
+        pytest.param(0, 1_000, NONE, None, False, id="rank 0"),
+        pytest.param(0, 2_000_000, NONE, None, True, id="rank 0 with long calls"),
+        pytest.param(0, 2_000_000, 1, None, False, id="of a group of one"),
+        pytest.param(0, 2_000_000, NONE, 1, False, id="in a job of one"),
+    ],
+)
+def test_a_rank_number_or_long_calls_show_other_ranks(
+    rank: int, call_ns: int, size: int, world_size: int | None, *, others: bool
+) -> None:
+    call = {"op": "all_reduce", "start_ns": EPOCH_NS, "end_ns": EPOCH_NS + call_ns, "group_size": size}
+    timeline = rank_timeline(
+        rank, calls=[call], work=[{"start_ns": EPOCH_NS + call_ns, "end_ns": EPOCH_NS + 9_000_000}]
+    )
+    assert has_others(analyze(Run(world_size=world_size, ranks={rank: timeline}))) == others

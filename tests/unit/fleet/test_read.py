@@ -1,7 +1,6 @@
 """Figures are those of `compare` and `analyze`; a broken run costs itself; what is known is not read again."""
 
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from overlapscope.timeline.store.load_save import save_run
 from tests.conftest import ROOT
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
 from tests.property.synthetic.fleets import on_hosts
+from tests.unit.fleet.stored_analyses import dying, without_memory
 
 SMALL = Layout(dp=4, ranks_per_host=2)
 
@@ -182,18 +182,6 @@ def test_a_run_with_folders_too_deep_to_list_has_no_state(tmp_path: Path) -> Non
             os.chdir("..")
             os.rmdir("d")
         os.chdir(top)
-
-
-def dying(run: Path) -> bytes | None:
-    if run.name == "job-04":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return None
-
-
-def without_memory(run: Path) -> bytes | None:
-    if run.name == "job-04":
-        raise MemoryError
-    return None
 
 
 @pytest.mark.parametrize(("stored", "why"), [(dying, "SIGKILL"), (without_memory, "memory")])

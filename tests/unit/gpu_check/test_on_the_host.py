@@ -1,7 +1,5 @@
 """The checks where there is no GPU: each says so, and with the host in its place each measures its figures."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +7,10 @@ import pytest
 from overlapscope.gpu_check.checks import CHECKS, INVENTORY
 from overlapscope.gpu_check.document import Check
 from overlapscope.gpu_check.measurements import FIGURES_FILE, Ended, Measurements, NotRunError, read_measured
+from tests.support.fork_server import start
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("gpu_check")]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 ALL = {check.name: check for check in (INVENTORY, *CHECKS)}
 IN_ONE_PROCESS = ("C0", "C2a", "C2b", "C3", "C4", "C7a", "C7b", "C9", "C10", "C11a", "C11b")
@@ -32,11 +31,8 @@ def test_a_check_says_in_one_line_that_there_is_no_device(name: str, tmp_path: P
 def measured_on_the_host(checks: list[Check], folder: Path) -> None:
     """Every figure that has a limit is measured under its name, and no check fails."""
     words = [word for check in checks for word in (check.measure, str(folder / check.name))]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.gpu_check.host_as_device", *words],
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    (done,) = start([["-m", "tests.unit.gpu_check.host_as_device", *words]]).wait(240)
+    assert done.code == 0, done.output[-3000:]
     for check in checks:
         found = read_measured(folder / check.name / FIGURES_FILE, Ended(code=0, seconds=1, output=""))
         assert found.failed is None

@@ -153,6 +153,24 @@ def test_where_several_are_late_together_it_is_said_for_whom_was_waited() -> Non
     assert said not in " ".join(shown_lines(with_skew(analysis, ranks=older)))
 
 
+@pytest.mark.parametrize(("op", "own", "said"), [("recv", 0.4, True), ("recv", 0.6, False), ("all_reduce", 0.4, False)])
+def test_of_a_stage_that_came_last_as_the_pipeline_drained_it_is_said_what_of_its_delays_is_its_own(
+    op: str, own: float, *, said: bool
+) -> None:
+    analysis = analyze(job(fault="host"))
+    rows = [replace(each, op=op, dimension="pipeline") for each in analysis.collectives]
+    ranks = [
+        replace(each, blame_ns=10 * MS, delayed_ns=round(own * 10 * MS)) if each.rank == 0
+        else replace(each, blame_ns=0, delayed_ns=0)
+        for each in analysis.skew.ranks
+    ]  # fmt: skip
+    drained = replace(with_skew(analysis, ranks=ranks), collectives=rows)
+    words = "Rank 0 came last as it had waited for others longer itself, as the first stages of a pipeline do while it"
+    sentence = f"{words} drains: 4.000 of its 10.000 ms are its own delay."
+    assert (sentence in " ".join(shown_lines(drained))) is said
+    assert (sentence in cross_rank_sentences(drained)) is said
+
+
 @pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
 def test_waits_of_calls_in_flight_at_once_are_said_to_be_counted_each(times: int, *, said: bool) -> None:
     analysis = analyze(job(fault="host"))

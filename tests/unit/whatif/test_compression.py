@@ -1,9 +1,6 @@
 """Compressed gradients: what is sent is what torch's own hook sends; its cost is assumed, and said to be."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from overlapscope.whatif.ddp.buckets import DdpSettings
 from overlapscope.whatif.ddp.ddp_step import Settings, buckets_of
 from overlapscope.whatif.workload.workload import Gradients, Workload
 from tests.conftest import ROOT
+from tests.support.fork_server import start
 
 EXAMPLE = str(ROOT / "examples" / "gpt2_8gpu.toml")
 TORCH_HOOK = """
@@ -58,15 +56,14 @@ os._exit(0)  # torch aborts where a thread of gloo frees a tensor while the inte
 """
 
 
+@pytest.mark.xdist_group("training")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("rank", [2])
 def test_powersgd_sends_what_torchs_own_hook_does_for_each_bucket(rank: int) -> None:
     """Three all-reduces a bucket; which of them interleave with other buckets' is the hook's matter."""
-    done = subprocess.run(
-        [sys.executable, "-c", TORCH_HOOK.replace("RANK", str(rank))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    (done,) = start([["-c", TORCH_HOOK.replace("RANK", str(rank))]]).wait(300)
+    assert done.code == 0, done.output
+    seen = json.loads(done.output.strip().splitlines()[-1])
     shapes = [tuple(seen["shapes"][at]) for at in seen["ready"]]
     gradients = Gradients(
         names=tuple(map(str, seen["ready"])),

@@ -17,7 +17,7 @@ from overlapscope.analysis.graph.scenarios import Change
 from overlapscope.analysis.stragglers.stragglers import late_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import whatif as whatif_text
-from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.columns import COMM, NONE, Steps, make
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.result import Bounds, Scenario, WhatIf
@@ -27,7 +27,7 @@ from overlapscope.whatif.step_graph.graph_case import OLDER
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import shared_file
-from tests.support.graph_programs import Launch, Operation, Record, Wait, simulate
+from tests.support.graph_programs import Launch, Operation, Record, Sync, Wait, Work, simulate
 from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
 from tests.unit.analysis.graph.test_removal import graph_of, late_pair
 
@@ -72,7 +72,9 @@ def test_the_error_bar_of_a_scenario_is_that_of_alike_steps() -> None:
     bar = replay.error_bar()
     faster = row(answered(run), link_speed=2.0)
     assert bar == pytest.approx(0.0317, abs=0.0005)
-    assert (faster.gain_low, faster.gain_high) == (-bar, bar)
+    assert (faster.gain_low, faster.gain_high) == (0, bar), "a faster link loses nothing"
+    slower = row(answered(run, 0.5), link_speed=0.5)
+    assert slower.gain_low < slower.gain - bar / 2 < 0, "a slower one does"
     assert faster.high_ns - faster.low_ns == pytest.approx(2 * bar * faster.predicted_step_ns, rel=1e-6)
 
 
@@ -187,6 +189,32 @@ def test_a_step_that_took_much_longer_distorts_nothing(tmp_path: Path) -> None:
         one, other = row(paused, **knobs), row(plain, **knobs)
         assert one.gain == pytest.approx(other.gain, abs=0.01)
         assert one.high_ns - one.low_ns < 2 * (other.high_ns - other.low_ns)
+
+
+def in_steps(run: Run, spans_a_step: int) -> Run:
+    """Return a run of one rank with a step for each so many spans, which begins as the first of them is launched."""
+    (rank,) = run.ranks.values()
+    number = np.argsort(np.argsort(rank.spans.launch_ns, kind="stable"), kind="stable") // spans_a_step
+    begins = np.array([rank.spans.launch_ns[number == each].min() for each in range(int(number.max()) + 1)])
+    ends = np.append(begins[1:], rank.recordings.end_ns)
+    steps = make(Steps, begins.size, recording=0, step=np.arange(begins.size), start_ns=begins, end_ns=ends)
+    return replace(run, ranks={0: replace(rank, steps=steps, spans=replace(rank.spans, step=number))})
+
+
+@pytest.mark.parametrize(("steps", "left_out"), [(5, 1), (4, 1), (3, 0)])
+def test_a_last_step_without_what_the_others_end_with_is_no_sample_of_a_change(steps: int, left_out: int) -> None:
+    """Each step computes and sends for 18 ms, then the host pauses for 8 ms: the window of the last one lacks that. Of
+    two others nobody knows how steps scatter: then it stays."""
+    step: list[Operation] = [Launch(0, 15 * MS), Launch(1, 18 * MS, COMM, "nccl"), Sync(), Work(8 * MS)]
+    run = in_steps(simulate({0: (step * steps)[:-1]}).run, 2)
+    answer, replay = answered(run), run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    assert (replay.job.cut_short, replay.job.steps_ns.size) == (left_out, steps), "the measured step is of all"
+    assert any("no change is replayed on the last step" in each for each in answer.reasons) == bool(left_out)
+    paused, faster = row(answer, host_pauses_ms=3.0), row(answer, link_speed=2.0)
+    assert paused.gain == pytest.approx(5 / 26 if left_out else 10 / 70, rel=0.02)
+    assert min(paused.gain_low, faster.gain_low) >= 0
+    assert (paused.gain_high - paused.gain < 0.05) == bool(left_out)
 
 
 def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:

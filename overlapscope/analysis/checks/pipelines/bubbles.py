@@ -118,34 +118,47 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
     """Return at most one finding: what filling and draining a pipeline takes of a step by its schedule, where that is
     much and a stage was recorded to wait for about as long.
 
-    Of a step it is (p - 1) / (v m + p - 1): the ideal bubble, over that and the time that the stage is busy (Narayanan
-    et al. 2021, section 2.2). `stages` holds the result of `own_stages` for every rank.
+    It is the ideal bubble of the stage that waits longest, as a share of the step as measured: of equal stages that do
+    nothing else (p - 1) / (v m + p - 1). `stages` holds the result of `own_stages` for every rank.
     """
     found = []
     for group, own in alike_stages(run, stages):
         longest = max(own, key=lambda each: each.bubble_ns / each.window_ns)
         count = len(group.ranks or ())
-        share = fill_share(count, longest.at_most)
+        share = fill_share(longest, count, longest.at_most)
         if share >= MIN_SHARE and longest.bubble_ns >= RECORDED * share * longest.window_ns:
-            found.append((share, count, longest, microbatches(own)))
+            found.append((share, count, longest, own))
     if not found:
         return []
-    share, count, stage, batches = max(found, key=lambda each: each[0])
+    share, count, stage, own = max(found, key=lambda each: each[0])
+    batches = microbatches(own)
     return [
         Finding(
             id="pipeline_fill",
             severity="info",
             title=f"{_counted(stage.at_most, batches)} on {count} stages: by the schedule a pipeline fills and drains "
             f"for {percent_text(share)} of a step; with {2 * (batches or stage.at_most)} it would be "
-            f"{percent_text(fill_share(count, 2 * stage.at_most))}",
+            f"{percent_text(share / (2 - share))}",
             evidence={
                 "stages": count, "activations": stage.activations, "activations_at_most": stage.at_most,
-                "fill_share": share, "fill_share_at_most": fill_share(count, stage.activations),
+                "fill_share": share, "fill_share_at_most": fill_share(stage, count, stage.activations),
                 "microbatches": batches, "bubble_ns": round(stage.bubble_ns), "rank": stage.rank,
+                "step_ns": round(stage.window_ns), "saved_by_twice_ns": round(_saved_by_twice_ns(own, count)),
             },
             known_from="trace",
         )
     ]  # fmt: skip
+
+
+def _saved_by_twice_ns(stages: Sequence[PipelineStage], count: int) -> float:
+    """Return what twice the micro-batches save of a step, where each takes half as long.
+
+    A step takes as long as its busiest stage, and one micro-batch on each other stage. A stage that was not recorded
+    is busy for no longer than the busiest, for what is known.
+    """
+    worked = [_busy_ns(each) - each.once_ns for each in stages]
+    others_ns = sum(worked) - max(worked) + (count - len(stages)) * max(worked)
+    return others_ns / (2 * stages[0].at_most)
 
 
 def _counted(activations: int, batches: int | None) -> str:
@@ -158,6 +171,6 @@ def _counted(activations: int, batches: int | None) -> str:
     return f"{batches} micro-batches in {chunks} chunks" if not rest else f"{batches} micro-batches in chunks"
 
 
-def fill_share(stages: int, activations: int) -> float:
+def fill_share(stage: PipelineStage, stages: int, activations: int) -> float:
     """Return the share of a step in which 1F1B fills and drains, for v m activations that a stage sends in it."""
-    return (stages - 1) / (activations + stages - 1)
+    return ideal_bubble_ns(_busy_ns(stage), stages, activations) / stage.window_ns

@@ -23,7 +23,7 @@ from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.optimizer_marks import optimizer_marks
-from overlapscope.timeline.rows import smallest_by
+from overlapscope.timeline.rows import factorize_rows, smallest_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
 
@@ -44,6 +44,9 @@ class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     wrapped: int | None = None
     """Of these, what the last stage sends the first for its next chunk, (v - 1) m; None where that is not known: of a
     stage between them, or of two stages."""
+    once_ns: float = 0.0
+    """Of the time that is no bubble: in other calls alone, of a kind that comes less often than a microbatch. The stage
+    reduces gradients there, or waits as the pipeline drains."""
 
 
 def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
@@ -122,6 +125,7 @@ def _stage(
         activations=activations,
         at_most=at_most,
         wrapped=_wrapped(timeline, messages, ranks, place, chosen),
+        once_ns=median(_in_rare_calls(timeline, messages, at_most, starts, ends).tolist()),
     )
 
 
@@ -176,6 +180,19 @@ def _sent(timeline: RankTimeline, messages: Flags, ranks: Sequence[int], to: int
         rows = sent & of_step & (calls.recording == each.recording)
         counts.add(int(np.unique(calls.bytes[rows], return_counts=True)[1].min()) if rows.any() else 0)
     return counts.pop() if len(counts) == 1 else 0
+
+
+def _in_rare_calls(timeline: RankTimeline, messages: Flags, activations: int, starts: Ints, ends: Ints) -> Ints:
+    """Return for how long a stage only is in calls that are no `messages`, and of whose kind a step has fewer than
+    `activations`, in each of these steps."""
+    spans, calls = timeline.spans, timeline.collectives
+    inside = ~messages & (calls.start_ns >= starts.min()) & (calls.start_ns < ends.max())
+    own = np.flatnonzero(inside & (calls.end_ns != NONE))
+    kind, first = factorize_rows([calls.op[own], calls.group[own], calls.bytes[own]])
+    rare = own[np.bincount(kind, minlength=first.size)[kind] < activations * starts.size]
+    computes = spans.kind != COMM
+    busy = union((spans.start_ns[computes], spans.end_ns[computes]))
+    return BusyTime(difference(union((calls.start_ns[rare], calls.end_ns[rare])), busy)).within(starts, ends)
 
 
 def _bubble(timeline: RankTimeline, messages: Flags, starts: Ints, ends: Ints) -> BusyTime:

@@ -45,6 +45,20 @@ def test_the_calls_of_most_exposed_time_are_named_with_number_size_and_rate() ->
 
 
 @pytest.mark.parametrize(
+    ("mib", "said"),
+    [(16, "3 a step of 4 MiB to 16 MiB, one of 16 MiB exposed for 0.4 ms"), (8, "4 a step of 4 MiB to 8 MiB")],
+)
+def test_one_call_with_much_of_the_exposed_time_is_named(mib: int, said: str) -> None:
+    step = in_turn((4, 100, 20), (mib, mib * 25, 20), (4, 100, 20), (5, 125, 20))
+    found = dominant_calls(looked_at(made(lambda _: step)))
+    assert found is not None
+    assert found.words("step", rate=False) == f"mostly all_reduce among 2 ranks, {said}"
+    twice = dominant_calls(looked_at(made(lambda _: in_turn((4, 100, 20), (8, 200, 20), (8, 200, 20)))))
+    assert twice is not None
+    assert twice.largest is None, "two calls have it"
+
+
+@pytest.mark.parametrize(
     ("slow_us", "slow_steps", "words"),
     [
         pytest.param(300, 3, "14 to 41.9 GB/s on the bus, by step", id="slow in half of the steps"),
@@ -152,6 +166,34 @@ def test_even_the_fastest_large_calls_may_be_as_slow_as_sockets(
     known = [replace(each, host="a") for each in given.analysis.ranks]
     one_host = replace(given, analysis=replace(given.analysis, ranks=known))
     assert like_sockets(one_host, dominant_calls(given)) == found, "of the others no host is known"
+
+
+@pytest.mark.parametrize(
+    ("devices", "several"),
+    [
+        pytest.param("01230123", True, id="four on each of two hosts"),
+        pytest.param("01234567", False, id="eight of one"),
+        pytest.param("00000000", False, id="each process sees its own alone"),
+    ],
+)
+def test_ranks_with_devices_of_one_number_are_on_several_hosts(
+    monkeypatch: pytest.MonkeyPatch, devices: str, *, several: bool
+) -> None:
+    monkeypatch.setattr(call_rates, "SOCKET_BYTES", MIB)
+    run = made(lambda _: in_turn((1, 900, 20)), ranks=8)
+    numbered = {
+        rank: replace(
+            own,
+            names=(*own.names, device),
+            lanes=replace(own.lanes, process=np.full_like(own.lanes.process, len(own.names))),
+        )
+        for (rank, own), device in zip(run.ranks.items(), devices, strict=True)
+    }
+    given = looked_at(replace(run, ranks=numbered))
+    assert (like_sockets(given, dominant_calls(given)) is not None) == several
+    known = [replace(each, host="a") for each in given.analysis.ranks]
+    one_host = replace(given, analysis=replace(given.analysis, ranks=known))
+    assert like_sockets(one_host, dominant_calls(given)) is None
 
 
 def test_groups_of_another_size_say_nothing_of_these(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,18 @@ def test_it_is_named_with_its_kernels_and_what_it_saves_at_most() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"took_us": 40}, {"optimizer": "Adafactor"}, {"host_op": "aten::_fused_adamw_"}, {"launch": 700},
+        {"took_us": 28}, {"optimizer": "Adafactor"}, {"host_op": "aten::_fused_adamw_"}, {"launch": 700},
         {"kernel": "void multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>"}, {"kernel": "elementwise_kernel"},
     ],
     ids=str,
 )  # fmt: skip
 def test_others_are_not(other: dict[str, object]) -> None:
     assert "unfused_optimizer" not in fired(updating(**other))  # type: ignore[arg-type]
+
+
+def test_four_percent_of_a_step_are_enough_but_not_of_a_loop() -> None:
+    assert fired(updating(took_us=41))["unfused_optimizer"].gain_high_ns == 20.5 * US
+    assert "unfused_optimizer" not in fired(looping(kernels=20, gap_us=-1)), "of 41 us, too"
 
 
 def test_a_kernel_that_a_fused_one_takes_as_long_as_is_no_trial() -> None:

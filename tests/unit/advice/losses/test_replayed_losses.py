@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.losses.replayed_losses import with_replayed_gains
+from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -188,7 +189,7 @@ def test_a_copy_of_more_than_a_number_stays_without_the_wait_for_it() -> None:
 def test_the_range_of_most_of_the_idle_time_is_named_with_the_wait(begins_us: int, lasts_us: int, words: str) -> None:
     run = simulate({0: draining(Launch(0, 10 * US))}).run
     run = with_ranges(run, "schedule", returned(run.ranks[0]) + begins_us * US, lasts_us * US)
-    assert replayed(run)["blocking_calls"].title.endswith(f"(cudaStreamSynchronize){words}")
+    assert replayed(run)["blocking_calls"].title.removesuffix(OF_PAUSES_TOO).endswith(f"(cudaStreamSynchronize){words}")
 
 
 @pytest.mark.parametrize("waits_too", [False, True])
@@ -205,5 +206,43 @@ def test_communication_that_only_the_host_waits_for_counts_as_what_compute_could
     assert awaited_ns == pytest.approx(12 * 500 * US, rel=0.02)
     assert found["blocking_calls"].loss_ns == awaited_ns + found["blocking_calls"].evidence["blocking_ns"]
     title = found["blocking_calls"].title
-    assert "compute that would overlap 6 ms of communication is launched after it, because the host waits" in title
+    assert "compute that may overlap up to 6 ms of communication is launched after it, because the host waits" in title
     assert "waits 0" not in title, "next to nothing is idle"
+
+
+def test_compute_overlaps_no_more_communication_than_it_lasts_and_may_need_it() -> None:
+    gather = [Record("computed", 0), Wait("computed", 1), Launch(1, 3 * MS, COMM, "ncclAllGather")]
+    step = [*gather, Sync(1), Record("other", 2), Wait("other", 0), Launch(0, 1 * MS)]
+    found = replayed(simulate({0: [Launch(0, 1 * MS), Launch(2, US), *step * 12]}).run)
+    waits = found["blocking_calls"]
+    assert waits.evidence["awaited_communication_ns"] == pytest.approx(13 * MS, rel=0.05), "of 36 ms"
+    assert any("does not need that communication" in each for each in waits.assumed)
+    assert "work.wait()" in waits.apply["torch"]
+    assert "exposed_communication" in found, "most of it stays"
+
+
+def test_pauses_after_waits_and_these_waits_are_said_to_be_the_same_time() -> None:
+    run = simulate({0: draining()}).run
+    found = replayed(with_ranges(read_a_number(run), "prepare", returned(run.ranks[0])))
+    assert "; most of it is time that blocking_calls names, too" in found["host_pauses"].title
+    assert OF_PAUSES_TOO in found["blocking_calls"].title
+
+
+def test_pauses_far_longer_than_what_the_device_works_stay_without_the_waits_before_them() -> None:
+    step = [Launch(0, 2 * MS), Sync(0), Work(PAUSE)]
+    found = replayed(simulate({0: [*step * STEPS, Launch(0, 2 * MS)]}).run)
+    assert "blocking_calls names, too" not in found["host_pauses"].title, "without the waits most of a pause stays"
+    assert OF_PAUSES_TOO in found["blocking_calls"].title
+
+
+@pytest.mark.parametrize(("steps", "late"), [(STEPS, STEPS), (STEPS + 1, STEPS), (STEPS + 2, STEPS + 2)])
+def test_a_gain_without_waits_is_of_the_steps_in_which_a_host_pauses_after_one(steps: int, late: int) -> None:
+    run = simulate({0: draining()}).run
+    run = with_ranges(read_a_number(run), "prepare", returned(run.ranks[0]))
+    timeline = run.ranks[0]
+    pauses = [{"rank": 0, "start_ns": each, "paused_ns": PAUSE} for each in returned(timeline).tolist()]
+    found = replayed(run)["host_pauses"]
+    found = replace(found, per="step", evidence={**found.evidence, "pauses": pauses})
+    marked = replace(timeline, steps=make(Steps, steps, recording=0, step=np.arange(steps)))
+    waits = replayed(replace(run, ranks={0: marked}), [found])["blocking_calls"]
+    assert waits.gain_high_ns == pytest.approx(STEPS * PAUSE / late, rel=0.01)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import LATE_WAITS
+from overlapscope.advice.losses.exposed_remedies import FAR_BELOW_OTHERS
 from overlapscope.advice.losses.largest_loss import gaps_ns, largest_loss, slow_transfers_ns
 from overlapscope.advice.order import OF_BOUND, moved_ns, ranked
 from overlapscope.advice.rule_input import RuleInput
@@ -137,6 +138,29 @@ def test_a_stage_that_computes_longer_is_named_with_the_waits_between_stages() -
     uneven = replace(given, analysis=replace(given.analysis, findings=[finding]))
     assert "with their waits (about 0.1 ms as stage 1 computes longer)" in title(uneven)
     assert "computes longer" not in title(given)
+
+
+@pytest.mark.parametrize(
+    ("known", "slow_share", "said"), [(True, 1.0, True), (True, 0.4, False), (False, 1.0, False)],
+    ids=["most of it", "little of it", "it may be waiting"],
+)  # fmt: skip
+def test_transfers_far_slower_than_on_another_machine_are_a_reason_to_look_at_the_links_first(
+    slow_share: float, *, known: bool, said: bool
+) -> None:
+    given = lost(300, 0, {"dependency": 250, "peer_host": 50})
+    row = replace(given.analysis.collectives[0], exposed_ns=round(slow_share * 300 * US * given.steps), bytes=64)
+    kinds = [{"op": row.op, "group": row.group, "bytes": 64, "busbw_gbs": 100.0, "elsewhere_busbw_gbs": 370.0}]
+    finding = Finding(
+        id="below_other_machines", severity="info", title="", evidence={"kinds": kinds}, known_from="trace"
+    )
+    analysis = replace(given.analysis, findings=[finding], collectives=[row])
+    figures = replace(given.figures, exposed_wait_ns=50 * US if known else None)
+    found = largest_loss(replace(given, analysis=analysis, figures=figures), [])
+    assert found is not None
+    words = "transfers 3.7 times as fast: look at the links and NCCL's settings first, for at most 0.25 ms of it"
+    assert (words in found.title) is said
+    assert found.apply.get("look", "").startswith(FAR_BELOW_OTHERS) is said
+    assert (found.verdict, found.gain_high_ns) == ("look", None), "it is another machine's figure"
 
 
 # --- slow transfers of some steps -----------------------------------------------------------------------------------

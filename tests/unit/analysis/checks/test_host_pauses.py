@@ -282,7 +282,7 @@ def in_range(
 def test_a_range_without_a_launch_that_holds_each_pause_is_what_the_host_does() -> None:
     (found,) = named(in_range("## pack ##"))
     assert found.title.endswith(
-        "they are in ## pack ## each time, which launches nothing: that is what the host does in it"
+        "each time the host was in ## pack ## and launched nothing in it: its own work there is the pause"
     )
     assert (found.evidence["does"], found.evidence["in_optimizer"]) == ("## pack ##", False)
     recommendation = advice(in_range("## pack ##"))["host_pauses"]
@@ -296,15 +296,73 @@ def test_a_range_without_a_launch_that_holds_each_pause_is_what_the_host_does() 
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(in_range("## pack ##", launches=True), id="the range launches something as well"),
         pytest.param(in_range("## pack ##", only=1), id="in one step of three"),
         pytest.param(run(in_turn, during="## pack ##"), id="in turn: each rank in few steps"),
     ],
 )
-def test_a_pause_that_comes_now_and_then_or_in_a_range_of_launches_may_be_anything(job: Run) -> None:
+def test_a_pause_that_comes_now_and_then_may_be_anything(job: Run) -> None:
     (found,) = named(job)
     assert found.evidence["does"] is None
     assert found.title.endswith("a lock or a lost core")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(run(lambda *_: {3: 10.0}), id="in no range"),
+        pytest.param(in_range("## pack ##", launches=True), id="the range launches something as well"),
+        pytest.param(run(lambda step, rank: {3: 10.0 + 4 * rank + 0.2 * step}), id="longer on one rank"),
+        pytest.param(run(lambda *_: {3: 10.0}, ranks=1), id="one rank"),
+    ],
+)
+def test_pauses_of_one_length_at_one_place_of_each_step_of_all_ranks_are_the_programs_own_code(job: Run) -> None:
+    (found,) = named(job)
+    assert (found.evidence["does"], found.evidence["own_code"]) == (None, True)
+    assert found.title.endswith(
+        " ms a step: the program's own code there, which takes as long in each step, or gc.collect() in it"
+    ) or (", and others waited up to 4.0 ms for it: the program's own code there" in found.title)
+    advised = advice(job)["host_pauses"]
+    assert advised.title.startswith("Shorten the program's own code that keeps the host")
+    assert ", after aten::linear" in advised.title
+    assert advised.apply.keys() == {"torch", "python"}
+    assert "with_stack=True" in advised.apply["torch"]
+    assert "gc.freeze" not in str(advised.apply)
+
+
+@pytest.mark.parametrize(
+    "pauses",
+    [
+        pytest.param(lambda _, rank: {3: 10.0} if rank else {}, id="one rank of two"),
+        pytest.param(lambda step, rank: {3: 10.0} if step or rank else {}, id="not in each step of one rank"),
+        pytest.param(lambda step, _: {3: 10.0 + 2 * step}, id="longer in one step"),
+        pytest.param(lambda *_: {3: 8.0, 7: 8.0}, id="twice a step"),
+        pytest.param(lambda step, _: {4 if step == 1 else 3: 10.0}, id="elsewhere in one step"),
+    ],
+)
+def test_pauses_that_ranks_or_steps_do_not_share_may_be_anything(pauses: Pauses) -> None:
+    (found,) = named(run(pauses))
+    assert not found.evidence["own_code"]
+    assert found.title.endswith("a lock or a lost core")
+
+
+def test_own_code_of_any_length_is_no_compilation_and_may_fetch_a_batch() -> None:
+    long = msgspec.structs.replace(pause("aten::mm", "aten::to"), paused_ns=300 * MS)
+    why = _why([long], range(1), anywhere=False, own_code=True)
+    assert why.startswith("a batch that is fetched, as copies follow, the program's own code there")
+    assert "compilation" not in why
+
+
+def test_no_rank_waits_for_pauses_that_it_has_as_well() -> None:
+    """Rank 1 launches 1.9 ms later for what is no pause; a pause of 4 ms more is waited for, but not those 1.9 ms."""
+
+    def late(more_ms: float) -> Finding:
+        (found,) = named(run(lambda _, rank: {3: 10.0 + more_ms * rank, 20: 1.9 * rank}))
+        return found
+
+    alike = late(0.0)
+    assert {each["waited_ns"] for each in alike.evidence["pauses"]} == {0}
+    assert "others waited" not in alike.title
+    assert ", and others waited up to 4.0 ms for it: " in late(4.0).title
 
 
 def test_an_optimizer_that_the_host_computes_is_named_by_any_range_around() -> None:
@@ -313,7 +371,7 @@ def test_an_optimizer_that_the_host_computes_is_named_by_any_range_around() -> N
     (found,) = named(job)
     assert found.evidence["in_optimizer"]
     assert found.title.endswith(
-        "they are in ## adam ## each time, which launches nothing: the optimizer computes on the host"
+        "each time the host was in ## adam ## and launched nothing in it: the optimizer computes on the host"
     )
     recommendation = advice(job)["host_pauses"]
     assert recommendation.title.startswith(
@@ -467,7 +525,7 @@ def test_without_marks_of_steps_pauses_that_recur_at_one_place_are_named_of_the_
         "the host paused 2 times, for 20.0 ms (rank 0), between aten::linear and aten::relu; the device that lost most "
         "was idle for "
     )
-    assert " in the recording, and others waited up to " in found.title
+    assert " ms in the recording: garbage collection" in found.title, "of rank 1 it is not known whether it paused"
     assert (found.evidence["steps"], found.evidence["in_turn"]) == ([], False)
     advised = advice(job)["host_pauses"]
     assert advised.per == "recording"

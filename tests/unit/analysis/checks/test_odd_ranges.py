@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
@@ -111,3 +112,30 @@ def test_nothing_is_said_of_a_device_of_which_little_was_recorded_meanwhile() ->
     assert found(1, 2, 3, 4, 5) == [unknown]
     assert found(4, 0, 1, 2, 3) == [unknown]
     assert found(2, 0, 1, 3, 4, 5) == [("warning", "meanwhile a device is idle for up to 0.300 ms")]
+
+
+@pytest.mark.parametrize(
+    ("launched", "idle_us"),
+    [
+        pytest.param(
+            False, 40, id="of a stream that begins with a call launched before the recording nothing is known"
+        ),
+        pytest.param(True, 240, id="a call launched in the recording was not preceded by another one"),
+    ],
+)
+def test_what_ran_before_the_first_call_of_a_stream_may_not_have_been_recorded(launched: bool, idle_us: int) -> None:
+    """In the first step the device computes for 100 us, sends from 300 us on, and does nothing for 40 us more."""
+
+    def step(number: int) -> list[Kernel | Sent | Range]:
+        odd = Range(name="checkpoint", start=5, end=805 if number == 0 else 7)
+        return [Kernel(start=0, end=100), Sent(start=300, end=500), Kernel(start=540, end=990), odd]
+
+    run = made(step)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        spans = each.spans
+        first = (spans.kind == COMM) & (spans.step == 0)
+        unknown = first & (not launched)
+        ranks[rank] = replace(each, spans=replace(spans, launch_ns=np.where(unknown, NONE, spans.launch_ns)))
+    (title,) = titles(replace(run, ranks=ranks))
+    assert title.endswith(f"meanwhile a device is idle for up to 0.{idle_us:03d} ms")

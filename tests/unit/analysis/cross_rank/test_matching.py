@@ -557,6 +557,39 @@ def test_members_by_size_alone_need_all_ranks_of_the_job() -> None:
     assert [block.whole for block in match(job({0: calls, 1: calls}, world_size=4)).blocks] == [False]
 
 
+@pytest.mark.parametrize(
+    ("count", "late_us", "moved_us", "size", "whole"),
+    [
+        pytest.param(4, 2_000, 0, 2, True, id="few"),
+        pytest.param(4, 50, 0, 2, False, id="few that begin nearly together"),
+        pytest.param(9, 50, 0, 2, True, id="many that do"),
+        pytest.param(3, 2_000, 0, 2, False, id="too few"),
+        pytest.param(9, 2_000, 700, 2, False, id="that end apart, as those of two groups"),
+        pytest.param(9, 0, 0, 2, False, id="that begin together"),
+        pytest.param(9, 2_000, 0, NONE, False, id="of a group of unknown size"),
+        pytest.param(9, 2_000, 0, 4, False, id="of a larger group"),
+    ],
+)
+def test_in_a_job_of_unknown_size_calls_that_end_together_though_they_begin_apart_have_all_members(
+    count: int, late_us: int, moved_us: int, size: int, *, whole: bool
+) -> None:
+    """The clock of rank 1 is 5 ms ahead, and drifts."""
+
+    def calls(rank: int) -> list[Call]:
+        found = []
+        for k in range(count):
+            start = k * 100 * MS + rank * (5 * MS + k * 20 * US)
+            late = rank * (k % 3) ** 2 * late_us * US // 4
+            length = 20 * MS - late + rank * (k % 3) ** 2 * moved_us * US // 4
+            found.append(Call(op="all_reduce", start=start + late, length=length, size=size, seq=k))
+        return found
+
+    unknown = job({0: calls(0), 1: calls(1)}, world_size=None)
+    assert {block.whole for block in match(unknown).blocks} <= {whole}
+    (row,) = analyze(unknown).collectives
+    assert (row.estimate == "matched") == whole
+
+
 @pytest.mark.parametrize(("world", "size"), [(2, 2), (3, NONE)])
 def test_in_a_job_of_two_ranks_every_group_has_two(world: int, size: int) -> None:
     one = job({0: [Call(op="all_reduce", group="tp"), Call(op="broadcast", size=1)]}, world_size=world)

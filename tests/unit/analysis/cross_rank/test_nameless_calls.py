@@ -246,6 +246,24 @@ def test_ranks_of_several_groups_are_divided_by_who_keeps_as_exact_as_on_another
     assert as_exact(here, others, MS).tolist() == [0] * 6
 
 
+def test_ranks_whose_peers_were_not_recorded_are_not_paired_where_others_end_ten_times_more_exactly() -> None:
+    """Of three groups in the same phase, one was recorded whole, and one rank of each of the others."""
+    groups: tuple[Members, ...] = ((0, 1), (2, 4), (3, 5))
+    run, together = made([(1, 1000, members, 0.5) for _ in range(40) for members in groups], clock_us={3: 40.0})
+    found = match_and_align(some(run, (0, 1, 2, 3)))
+    assert paired(found) == {each for each in together if {rank for rank, _ in each} == {0, 1}}
+    assert "no other rank made the 80 calls of rank 2, 3 in the same order" in found.matching.reasons[0]
+
+
+def test_a_call_of_all_ranks_in_each_of_a_few_steps_shows_how_exactly_they_end_together() -> None:
+    random = np.random.default_rng(1)
+    apart = random.integers(150 * US, size=(2, 40))
+    calls, few = np.cumsum(random.integers(9 * MS, 10 * MS, size=40)) + apart, np.arange(4) * 90 * MS
+    assert as_exact(calls, np.array([few, few]), 0.0).tolist() == [0, 1]
+    assert as_exact(calls, np.array([few, few])[:, :3], 0.0).tolist() == [0, 0]
+    assert as_exact(calls[:, :7], np.array([few, few]), 0.0).tolist() == [0, 0]
+
+
 def test_ranks_of_one_group_that_end_a_few_times_less_exactly_together_are_not_divided() -> None:
     random = np.random.default_rng(1)
     late = random.integers(0, 9, size=400) * 9 * US

@@ -5,8 +5,12 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import beyond_start, leads
+from overlapscope.analysis.job_step.headline import headline
+from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import COMPUTE, Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
@@ -19,12 +23,14 @@ def recorded(
     starts: list[int],
     arrivals: list[list[int]],
     groups: list[list[int]] | None = None,
-    kernels: dict[int, int] | None = None,
+    kernels: dict[int, list[tuple[int, int]]] | None = None,
+    *,
+    marked: bool = False,
 ) -> Run:
     """Return ranks that begin to record at `starts` and arrive at call k at `arrivals[k]`, in ms, on one clock.
 
     A call ends 1 ms after its last member came. Without `groups` all ranks make each call, else those of `groups[k]`.
-    `kernels` is when a kernel of 1 ms begins, by rank.
+    `kernels` is when kernels begin and end, by rank; with `marked` they are one step.
     """
     every = list(range(len(starts)))
     members = groups or [every] * len(arrivals)
@@ -44,9 +50,10 @@ def recorded(
             rank,
             calls=own,
             work=[
-                {"name": "mm", "kind": COMPUTE, "start_ns": EPOCH + at * MS, "end_ns": EPOCH + (at + 1) * MS}
-                for at in ([kernels[rank]] if kernels else [])
+                {"name": "mm", "kind": COMPUTE, "step": 0, "start_ns": EPOCH + begin * MS, "end_ns": EPOCH + end * MS}
+                for begin, end in (kernels[rank] if kernels else ())
             ],
+            steps=[{"step": 0, "start_ns": EPOCH + starts[rank] * MS, "end_ns": last}] * marked,
             recordings=[{"start_ns": EPOCH + starts[rank] * MS, "end_ns": last}],
             recorded={"settings": {"host": "one"}},
         )
@@ -75,7 +82,7 @@ def test_the_first_call_of_a_rank_that_began_later_is_nobodys_lateness() -> None
 
 def test_without_steps_what_devices_did_since_their_first_spans_is_lateness() -> None:
     """Rank 1 is recorded 30 ms later, and its device's first span, begins 2 ms later."""
-    run = recorded([0, 30], [[50, 70], [80, 80]], kernels={0: 38, 1: 40})
+    run = recorded([0, 30], [[50, 70], [80, 80]], kernels={0: [(38, 39)], 1: [(40, 41)]})
     assert waits(run) == {0: (20, 2, 0), 1: (0, 0, 18)}
 
 
@@ -166,6 +173,26 @@ def test_calls_that_were_not_matched_may_have_joined_ranks_before() -> None:
     assert found[0][1] == 0
 
 
+@pytest.mark.parametrize(
+    ("rank_0", "blame"),
+    [
+        pytest.param([(0, 60), (96, 130)], (0, 10), id="it runs beside the first call, and waits for the third alone"),
+        pytest.param([(0, 41), (41, 60), (96, 130)], (0, 10), id="between two kernels it waits for nothing"),
+        pytest.param([(0, 40), (42, 60), (96, 130)], (0, 63), id="it waits for the first one"),
+        pytest.param([(0, 60), (80, 130)], (0, 32), id="it waits for the second one"),
+    ],
+)
+def test_a_delay_lasts_until_a_call_that_compute_waits_for(
+    rank_0: list[tuple[int, int]], blame: tuple[int, int]
+) -> None:
+    """Rank 1 began 30 ms later. Its kernels go on beside the first calls, so that it comes 29 and 24 ms later to the
+    next ones; then it is late by 10 ms."""
+    arrivals, kernels = [[10, 40], [41, 70], [71, 95], [110, 120]], {0: rank_0, 1: [(30, 90), (96, 130)]}
+    found = waits(recorded([0, 30], arrivals, kernels=kernels, marked=True))
+    assert tuple(found[rank][2] for rank in (0, 1)) == blame
+    assert waits(recorded([0, 30], arrivals))[1][2] == 29 + 24 + 10, "unknown compute counts as waiting for each call"
+
+
 # --- lateness beside the spread of the starts -------------------------------------------------------------------------
 
 
@@ -236,3 +263,39 @@ def test_the_start_s_part_is_held_against_the_lead_over_the_second_latest_rank(s
     """Rank 2 began 8 ms later and arrives 80 ms after the first one; of a lead of 20 ms that is more than a quarter."""
     run = recorded([0, 0, 8], [[10, second, 90], [100, 100, 100]])
     assert waits(run)[2][2] == blame
+
+
+def test_shares_of_a_day_are_without_what_recordings_that_began_apart_waited() -> None:
+    """Of windows of 53 and 23 ms, rank 0 exposes 31 + 2 + 3 and rank 1 1 + 1 + 1 ms, with the gaps; 30 by the start."""
+    analysis = analyze(recorded([0, 30], [[10, 40], [50, 51], [60, 62]]))
+    whole = [info.whole for info in analysis.ranks]
+    exposed_ns, window_ns = (sum(getattr(each, of) or 0 for each in whole) for of in ("exposed_comm_ns", "window_ns"))
+    assert [each.causes.get("start_of_recording", 0) for each in whole] == [30 * MS, 0]
+    assert analysis.throughput is not None
+    assert analysis.throughput.exposed_fraction == (exposed_ns - 30 * MS) / (window_ns - 30 * MS)
+
+
+def of_steps(*begun_ms: int, idle: bool = False) -> dict[str, int]:
+    """Return the causes of the headline, in ms, of steps of 100 ms that lose 20, and these beside them by the start."""
+    steps = []
+    for at, ms in enumerate(begun_ms):
+        causes = {"start_of_recording": ms * MS, "device_wait" if idle else "dependency": 20 * MS}
+        lost_ns = sum(causes.values())
+        lost = {"idle_ns": lost_ns, "idle_causes": causes} if idle else {"exposed_comm_ns": lost_ns, "causes": causes}
+        parts = dict.fromkeys(("overlapped_ns", "exposed_comm_ns", "copy_only_ns", "idle_ns"), 0)
+        parts["comm_ns"] = 0 if idle else lost_ns
+        its = Breakdown(**{"window_ns": 100 * MS, "compute_only_ns": 100 * MS - lost_ns, **parts, **lost})
+        window = (EPOCH + at * 100 * MS, EPOCH + (at + 1) * 100 * MS)
+        steps.append((StepWindow(step=at, recording=0, window=window, complete=True), its))
+    recordings = [(EPOCH, EPOCH + len(begun_ms) * 100 * MS)]
+    found = headline({0: RankWindows(steps=steps, whole=Breakdown(), recordings=recordings)}, CrossRank())
+    return {cause: ns // MS for cause, ns in (found.idle_causes if idle else found.causes).items()}
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_first_step_that_waits_for_the_start_says_nothing_of_a_median_one(*, idle: bool) -> None:
+    other = "device_wait" if idle else "dependency"
+    assert of_steps(30, 0, 0, idle=idle) == {other: 20}
+    assert of_steps(30, 0, idle=idle) == {"start_of_recording": 15, other: 20}
+    assert of_steps(30, 30, 0, idle=idle) == {"start_of_recording": 25, other: 25}, "divided as in all these steps"
+    assert of_steps(30, idle=idle) == {"start_of_recording": 30, other: 20}

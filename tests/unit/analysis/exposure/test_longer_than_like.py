@@ -199,6 +199,70 @@ def test_a_single_call_is_no_part_of_what_calls_take_longer_in_a_usual_step() ->
     assert alone["usual_longer_ns"] == alone["longer_ns"] == 938 * US, "of the only step it is a part"
 
 
+TINY = {"op": "all_reduce", "dtype": "float32", "bytes": 4, "group_size": 8}
+
+
+def nameless(lasted_us: Sequence[int], rank: int = 0) -> RankTimeline:
+    """Return a rank that broadcasts, computes, and then makes such calls of a group without a name."""
+    before = {"op": "broadcast", "bytes": 4, "start_ns": 0, "end_ns": US, "lane": 0, "launch_ns": 0, "step": 0}
+    timeline = steps_of([lasted_us], TINY)
+    calls = timeline.collectives
+    times = zip(calls.start_ns.tolist(), calls.end_ns.tolist(), strict=True)
+    rows = [{**TINY, "start_ns": 10 * US + begin, "end_ns": 10 * US + end, "lane": 0, "launch_ns": 0, "step": 0}
+            for begin, end in times]  # fmt: skip
+    work = [{"name": "gemm", "step": 0, "start_ns": each["end_ns"], "end_ns": each["end_ns"] + 100 * US, "launch_ns": 0}
+            for each in rows]  # fmt: skip
+    work.insert(0, {"name": "gemm", "step": 0, "start_ns": US, "end_ns": 10 * US, "launch_ns": 0})
+    step = {"step": 0, "start_ns": 0, "end_ns": work[-1]["end_ns"]}
+    return rank_timeline(rank, calls=[before, *rows], work=work, steps=[step])
+
+
+@pytest.mark.parametrize(
+    ("lasted_us", "kind", "needs_us"),
+    [
+        ([20, 30, 25, 20_000, 30], TINY, 25 + LATENCY_NS // US),
+        ([20, 30, 20_000, 30], TINY, None),
+        ([20, 30, 25, 20_000, 30], {**TINY, "bytes": 2 << 20}, None),
+        ([20, 30, 25, 20_000, 30], {**TINY, "group_size": None}, None),
+    ],
+    ids=["tiny", "four calls", "large ones may be on other links", "of unknown members"],
+)
+def test_tiny_calls_of_groups_without_names_need_what_those_of_as_many_members_take_and_a_latency(
+    lasted_us: Sequence[int], kind: dict[str, Any], needs_us: int | None
+) -> None:
+    rows = [{**kind, "start_ns": at * 10**8, "end_ns": at * 10**8 + us * US} for at, us in enumerate(lasted_us)]
+    timeline = rank_timeline(0, calls=[{key: each for key, each in row.items() if each is not None} for row in rows])
+    lasted = timeline.collectives.end_ns - timeline.collectives.start_ns
+    expected = NONE if needs_us is None else needs_us * US
+    assert set(shortest_of_like(timeline, lasted, {}).tolist()) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("theirs_us", "set_up"),
+    [
+        ([50_000, 30, 25, 30, 30, 30], True),
+        ([20_000, 30, 25, 30, 30, 30], False),
+        ([30, 50_000, 25, 30, 30, 30], False),
+    ],
+    ids=["as long on both", "one came late", "not the first of its like"],
+)
+def test_the_first_of_its_like_that_lasts_as_long_on_all_recorded_ranks_may_set_up_its_communicator(
+    theirs_us: Sequence[int], set_up: bool
+) -> None:
+    mine_us = [50_000, 30, 25, 30, 30, 30] if theirs_us[0] != 30 else theirs_us
+    ranks = {0: nameless(mine_us), 1: nameless(theirs_us, 1)}
+    run = Run(world_size=8, ranks=ranks)
+    (one,) = (each for each in analyze(run).findings if each.id.startswith("one_long_call"))
+    assert one.evidence["may_set_up"] is set_up
+    assert (
+        "so perhaps the set-up of a communicator; else one of the ranks that were not recorded" in one.title
+    ) is set_up
+    assert "of 4 B" in one.title
+    assert "its 5 like 0.030 ms in the median" in one.title
+    advice = {each.id: each.title for each in analyze_with_advice(run).recommendations}
+    assert "6 a step of 4 B, one of 50 ms)" in advice["exposed_communication"]
+
+
 @pytest.mark.parametrize(("other", "first"), [("1", True), ("0", False)])
 def test_the_first_call_of_a_group_in_a_recording_may_be_long_as_ranks_begin_to_record_apart(
     other: str, first: bool

@@ -642,6 +642,37 @@ def test_sends_of_a_pipeline_are_the_pipelines() -> None:
     assert found[0] == {"pipeline": 30}
 
 
+@pytest.mark.parametrize(
+    ("messages_until", "causes"),
+    [(50, {"pipeline": 40}), (30, {"peer_compute": 20, "pipeline": 20}), (10, {"peer_compute": 40})],
+    ids=["on time", "slow, too", "slow"],
+)
+def test_the_wait_for_a_stage_that_waited_in_messages_is_the_pipelines(
+    messages_until: int, causes: dict[str, int]
+) -> None:
+    """As in a drain: the first stage receives its last gradient late, and comes to the collective after the others;
+    what it computes longer is its own."""
+    ahead = stage(0, [(0, 20)], (20, 70))
+    drains = stage(1, [(0, 10), (messages_until, 60)], (60, 70), (10, messages_until))
+    _, found = explained(ahead, drains)
+    assert {cause: ns for cause, ns in found[0].items() if cause == "pipeline" or cause.startswith("peer")} == causes
+
+
+def stage(
+    rank: int, computes: list[tuple[int, int]], reduces: tuple[int, int], receives: tuple[int, int] | None = None
+) -> RankTimeline:
+    """Return a stage of a pipeline that receives a gradient, computes, and reduces a norm over all ranks; (start, end)
+    of each."""
+    kinds = [("all_reduce", "0", None, reduces), *([("recv", "1", "pipeline", receives)] if receives else [])]
+    calls = [
+        {"op": op, "group": group, "dimension": of, "seq": 0, "bytes": 1000, "start_ns": start, "end_ns": end,
+         "launch_ns": start, "step": 0}
+        for op, group, of, (start, end) in kinds if end > start
+    ]  # fmt: skip
+    work = [{"start_ns": start, "end_ns": end, "name": "gemm", "step": 0} for start, end in computes]
+    return rank_timeline(rank, calls=calls, work=work)
+
+
 BUSY = [(0, 30, "gemm")]
 
 

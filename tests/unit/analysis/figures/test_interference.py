@@ -15,8 +15,10 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Spans, concat, make
 from overlapscope.timeline.intervals import EMPTY, Intervals, WindowSets, union
 from tests.conftest import shared_file
 from tests.property.synthetic.interference import Slowed, draw, spans_of
+from tests.support.step_cases import STEP, Kernel, made
 
 US = 1_000
+MS = 1_000_000
 KERNELS = 6
 LAUNCHES = 8
 JOBS = 40
@@ -258,6 +260,24 @@ def test_what_is_missing_is_said() -> None:
 def test_a_sampled_recording_says_nothing() -> None:
     run = read_inputs([shared_file("kineto/sampled_pair")])
     assert [each.no_interference_reason for each in analyze(run).ranks] == ["never_both", "never_both"]
+
+
+@pytest.mark.parametrize(
+    ("low_ns", "shown"),
+    [
+        (5 * MS, "takes 1.25 times as long beside communication: 10.000 ms a step (90 %: 5.000 to 20.000)."),
+        (3 * MS, "takes longer beside communication, by how much is not known: at most 20.000 ms a step (90 %)."),
+    ],
+)
+def test_where_the_interval_is_wide_only_its_upper_end_is_shown(low_ns: int, shown: str) -> None:
+    known = {"interference_ns": 10 * MS, "interference_low_ns": low_ns, "interference_high_ns": 20 * MS}
+    estimate = Interference(times=1.25, low=1.1, high=1.4, launches=100, compared_share=1.0, classes=[])
+    analysis = analyze(made(lambda _: (Kernel(start=0, end=STEP - 10),)))
+    info, *_ = analysis.ranks
+    steps = [replace(each, **known) for each in info.steps]
+    info = replace(info, whole=replace(info.whole, **known), steps=steps, interference=estimate)
+    head = replace(analysis.headline, step_ns=100 * MS, window="step", ranks=[info.rank])
+    assert interference_text(replace(analysis, ranks=[info], headline=head)) == f"Compute {shown}"
 
 
 @pytest.mark.parametrize("name", ["a100_ddp_rank0of2_collective_args.json.gz", "a100_rank3of8_six_steps.json.gz"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -9,6 +10,7 @@ import pytest
 
 import overlapscope
 from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.result import Analysis
 from tests.conftest import ROOT, shared_file
 from tests.support import oracle
 
@@ -71,19 +73,25 @@ def figures(breakdown: Breakdown) -> dict[str, int | None]:
     return dict(zip(oracle.FIELDS, values, strict=True))
 
 
+@cache
+def analysis_of(path: Path) -> Analysis:
+    """Return the analysis of a trace, at which several tests look."""
+    return overlapscope.load(path).analysis()
+
+
 def named_nccl_or_multimem(name: str) -> bool:
     return "nccl" in name.lower() or "multimem_all_reduce_kernel" in name
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_windows_equal_the_published_figures_to_the_nanosecond(name: str) -> None:
-    whole = overlapscope.load(shared_file(name)).analysis().ranks[0].whole
+    whole = analysis_of(shared_file(name)).ranks[0].whole
     assert tuple(figures(whole).values()) == WHOLE[name]
 
 
 @pytest.mark.parametrize(("name", "number"), STEPS)
 def test_steps_equal_the_published_figures_to_the_nanosecond(name: str, number: int) -> None:
-    steps = overlapscope.load(shared_file(name)).analysis().ranks[0].steps
+    steps = analysis_of(shared_file(name)).ranks[0].steps
     step = next(step for step in steps if step.step == number)
     assert (step.window_ns, step.overlapped_ns, step.exposed_comm_ns) == STEPS[name, number]
 
@@ -100,7 +108,7 @@ def test_own_recordings_agree_with_the_oracle(path: Path) -> None:
 
 def agree_with_oracle(path: Path) -> None:
     truth = oracle.answer(path, named_nccl_or_multimem)
-    info = overlapscope.load(path).analysis().ranks[0]
+    info = analysis_of(path).ranks[0]
     assert figures(info.whole) == truth.whole
     found = {step.step: figures(step) if step.window_ns is not None else None for step in info.steps}
     assert found == truth.steps
@@ -150,7 +158,7 @@ def test_linked_kernels_reproduce_the_figures_that_tracelens_published() -> None
 
 
 def test_unlinked_kernels_are_counted_and_reported() -> None:
-    analysis = overlapscope.load(shared_file("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz")).analysis()
+    analysis = analysis_of(shared_file("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz"))
     finding = next(each for each in analysis.findings if each.id.startswith("unlinked_spans"))
     spans = overlapscope.load(shared_file("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz")).table("spans", 0)
     kernels = spans[spans.kind.isin(["compute", "comm"])]
@@ -160,7 +168,7 @@ def test_unlinked_kernels_are_counted_and_reported() -> None:
 
 
 def test_the_step_that_other_tools_drop_is_kept_and_communicates_for_longer_instead_of_idling() -> None:
-    analysis = overlapscope.load(shared_file("kineto/v100_rank1of2_2020_allreduces.json.gz")).analysis()
+    analysis = analysis_of(shared_file("kineto/v100_rank1of2_2020_allreduces.json.gz"))
     assert [step.step for step in analysis.ranks[0].steps] == [2, 3, 4, 5, 6]
     *others, last = analysis.ranks[0].steps
     assert last.comm_ns is not None
@@ -178,8 +186,8 @@ def test_megatron_collectives_have_sizes_from_the_annotations() -> None:
 
 
 def test_multimem_all_reduces_are_communication_and_have_sizes() -> None:
-    run = overlapscope.load(shared_file("kineto/tracelens_b200_eager.json.gz"))
-    rows = [row for row in run.analysis().collectives if row.op == "all_reduce"]
+    analysis = analysis_of(shared_file("kineto/tracelens_b200_eager.json.gz"))
+    rows = [row for row in analysis.collectives if row.op == "all_reduce"]
     assert sum(row.count for row in rows) == 73
     assert all(row.bytes and row.dtype == "bfloat16" for row in rows)
 

@@ -12,6 +12,8 @@ from overlapscope.analysis.cost.throughput import Amount, Stated, Throughput, gp
 from overlapscope.analysis.result import Recommendation, with_costs
 from overlapscope.fleet.measure import measure
 from overlapscope.report.text.advice import gain_with_cost
+from overlapscope.report.text.analysis import idle_text
+from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import COMM, DEVICE, HOST
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -273,6 +275,27 @@ def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
     assert shown == "saves 3.000 ms a step, 337.2 GPU-hours a day worth 842.93"
     assert gain_with_cost(costed.recommendations[1]) == "saves at most 6.000 ms a step, 674.3 GPU-hours a day"
     assert gain_with_cost(priced[2]) == ""
+
+
+def test_the_start_of_a_recording_costs_no_gpu_hours() -> None:
+    """Of 3 ms, one is waited as recordings began apart, and of 2 ms that the device idles one lies before its own."""
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, [(0, 10), (10, 20)], device=True)}))
+    begin = {"start_of_recording": MS}
+    head = replace(
+        analysis.headline, causes={"dependency": 2 * MS, **begin}, idle_causes={"launch_bound": MS, **begin},
+        idle_ns=2 * MS,
+    )  # fmt: skip
+    costed = with_costs(replace(analysis, headline=head))
+    its = costed.throughput
+    assert its is not None
+    assert its.exposed_causes_gpu_hours_a_day == {"dependency": its.exposed_gpu_hours_a_day}
+    assert its.idle_causes_gpu_hours_a_day == {"launch_bound": its.idle_gpu_hours_a_day}
+    said = " ".join(idle_text(costed).split())
+    assert f"launch-bound 1.000 ms (50.0 %, {its.idle_gpu_hours_a_day:,.1f} GPU-hours a day)" in said
+    assert "start of the recording 1.000 ms (50.0 %)" in said
+    assert ["wait: recordings began apart", "1.000", "33.3 %", "0.0 %", "n/a"] in [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in exposed_causes_text(costed).splitlines()
+    ]
 
 
 def test_a_gain_of_each_step_is_a_share_of_the_mean_step_where_few_are_long() -> None:

@@ -446,6 +446,24 @@ def test_compute_that_only_the_host_held_back_did_not_wait_for_the_call(between:
     assert found[cause] == pytest.approx(400, abs=10)
 
 
+@pytest.mark.parametrize(
+    ("record", "event", "cause"),
+    [
+        pytest.param(False, "first", "host_waited", id="for which event is not recorded"),
+        pytest.param(True, "first", "host_waited", id="that of the call before"),
+        pytest.param(True, "second", "dependency", id="that of the call itself, which it needs"),
+    ],
+)
+def test_what_a_stream_is_asked_to_wait_for_once_the_host_has_waited_holds_nothing_back(
+    event: str, cause: str, *, record: bool
+) -> None:
+    """As where the next layer's parameters are gathered ahead, and the host waits for each gather."""
+    gathers = [*sent("gather", ns=10 * US), Record("first", 1), *sent("gather ahead"), Record("second", 1)]
+    program = [Launch(0, 10 * US), *gathers, Sync(1), Wait(event, 0), Launch(0, 100 * US)]
+    found = figures(simulate({0: program}, record_syncs=record)).exposed_causes
+    assert found[cause] == pytest.approx(410 * US, abs=15 * US)
+
+
 def test_where_no_wait_of_a_stream_was_recorded_compute_depends_on_what_its_host_waited_for() -> None:
     assert list(exposed(Launch(1, 400 * US, COMM, "gather"), Sync(1), Launch(0, 100 * US))) == ["dependency"]
 

@@ -115,7 +115,7 @@ def test_ranks_whose_recordings_began_apart_have_met_only_where_one_stopped_for_
     # Rank 1 begins 3 ms later and stays so far behind, beside compute, until rank 0 stops for it in the third call.
     came = {0: 10, 1: 13}
     calls = {rank: [Met(start=at + 10 * k, end=15 + 10 * k) for k in range(4)] for rank, at in came.items()}
-    run = job(calls, {"all": (0, 1)}, lasts=200, computes={0: [(0, 30), (33, 200)], 1: [(3, 200)]}, step=200)
+    run = job(calls, {"all": (0, 1)}, lasts=200, computes={0: [(0, 30), (35, 200)], 1: [(3, 200)]}, step=200)
     late_begin = run.ranks[1]
     begun = {name: replace(getattr(late_begin, name), start_ns=getattr(late_begin, name).start_ns + 3 * MS)
              for name in ("recordings", "steps")}  # fmt: skip

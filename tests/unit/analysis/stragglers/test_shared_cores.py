@@ -9,7 +9,7 @@ import pytest
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts
+from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts, shared_cores
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import length
 from overlapscope.timeline.run import Run
@@ -54,6 +54,30 @@ def test_one_host_that_pauses_alone_is_a_straggler_and_no_lack_of_cores() -> Non
     pauses = [(at, at + 8 * MS) for at in range(0, LENGTH, 20 * MS)]
     assert found([host(pauses), *[host()] * 7]) == []
     assert found([host(pauses), host()]) == []
+
+
+@pytest.mark.parametrize(("turn_ms", "shared"), [(4, True), (16, False)])
+def test_hosts_that_spin_in_waits_hold_a_core_for_a_turn_at_most(turn_ms: int, shared: bool) -> None:
+    """By hand: in each of ten rounds of 40 ms eight hosts come from a common wait. One after the other launches for
+    0.5 ms, and spins in the next wait for the rest of its turn on the only core. Or all collect garbage for 16 ms and
+    more, and go on 1 ms apart: nobody is seen to run meanwhile."""
+    hosts = []
+    for at in range(8):
+        goes_on = at * turn_ms if shared else turn_ms + at
+        paused = [(begin, begin + goes_on * MS) for begin in range(0, LENGTH, 40 * MS) if goes_on]
+        launched = [begin + goes_on * MS + MS // 2 for begin in range(0, LENGTH, 40 * MS)]
+        hosts.append(host(paused, waiting=[(begin, (begin // (40 * MS) + 1) * 40 * MS) for begin in launched]))
+    assert [each.cores for each in found(hosts)] == [1] * shared
+
+
+def test_no_gain_is_said_where_ranks_that_were_not_recorded_may_be_waited_for() -> None:
+    (pinned,) = found([host(paused) for paused in scheduled(4, 2, 4)])
+    ranks = {rank: rank_timeline(rank) for rank in range(4)}
+    (whole,) = shared_cores(Run(world_size=4, ranks=ranks), [pinned], capped_ns=lambda: (LENGTH, LENGTH // 2))
+    (part,) = shared_cores(Run(world_size=8, ranks=ranks), [pinned], capped_ns=lambda: (LENGTH, LENGTH // 2))
+    assert "with pauses of at most 3 ms it would take 200.0 ms" in whole.title
+    assert part.title == whole.title.split("; with pauses")[0]
+    assert "pauses_capped_ns" not in part.evidence
 
 
 def test_what_a_host_does_in_a_wait_for_its_device_counts_neither_way() -> None:

@@ -4,11 +4,24 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.pipelines.bubbles import fill_share, ideal_bubble_ns, pipeline_bubbles, pipeline_fill
+from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.analysis.checks.pipelines.bubbles import ideal_bubble_ns, pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Annotations, Spans, Steps, concat, make, take
-from overlapscope.timeline.run import Group, Run
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    NONE,
+    Annotations,
+    Collectives,
+    Spans,
+    Steps,
+    concat,
+    make,
+    take,
+)
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.unit.analysis.checks.pipelines.schedules import MS, STEPS, pipeline, said, simulated
 
 UNEVEN = [5, 5, 9, 5]
@@ -218,8 +231,8 @@ def test_what_filling_and_draining_takes_by_the_schedule_is_said_where_it_is_muc
     assert bool(found) == much
     if much:
         assert found[0].title.startswith("8 micro-batches on 4 stages: ")
-        assert found[0].evidence["fill_share"] == pytest.approx(3 / 11)
-        assert "27.3 % of a step; with 16 it would be 15.8 %" in found[0].title
+        assert found[0].evidence["fill_share"] == pytest.approx(45 / 166), "of the step as measured"
+        assert "27.1 % of a step; with 16 it would be 15.7 %" in found[0].title
 
 
 def interleaved(microbatches: int, chunks: int) -> Run:
@@ -245,12 +258,14 @@ def interleaved(microbatches: int, chunks: int) -> Run:
 def test_chunks_are_no_micro_batches(microbatches, chunks, counted):
     run = interleaved(microbatches, chunks)
     (found,) = said(run, "pipeline_fill")
-    share, half = (fill_share(4, times * microbatches * chunks) for times in (1, 2))
+    activations = microbatches * chunks
+    ideal_ms, step_ms = 45, 15 * (activations + 3) + 1
+    share, half = ideal_ms / step_ms, ideal_ms / 2 / (step_ms - ideal_ms / 2)
     assert found.title.startswith(f"{counted} on 4 stages: ")
     assert f"{100 * share:.1f} % of a step; with {2 * microbatches} it would be {100 * half:.1f} %" in found.title
     between = replace(run, ranks={1: run.ranks[1]})
     assert said(between, "pipeline_fill")[0].title.startswith(
-        f"{microbatches * chunks} micro-batches (or fewer, in chunks) on 4 stages: "
+        f"{activations} micro-batches (or fewer, in chunks) on 4 stages: "
     )
 
 
@@ -261,3 +276,55 @@ def test_nothing_is_said_of_a_schedule_whose_stages_do_not_wait():
         for rank in run.ranks
     }
     assert pipeline_fill(run, window) == [], "0.1 of a step, of 0.273 by 1F1B"
+
+
+def step_ms(forward_ms: list[int], microbatches: int) -> float:
+    """Return how long a step takes."""
+    return max(own[-1][3] for own in simulated(forward_ms, microbatches)) / MS
+
+
+@pytest.mark.parametrize("forward_ms", [[10, 10, 10, 10], [10, 10, 18, 10], [6, 10, 10, 10]])
+def test_more_micro_batches_save_at_most_what_a_simulation_with_twice_as_many_does(forward_ms):
+    run = pipeline(forward_ms, 8)
+    (found,) = advice(run)
+    gain_ms = step_ms(forward_ms, 8) - step_ms([each // 2 for each in forward_ms], 16)
+    assert gain_ms * MS <= found.gain_high_ns <= 1.3 * gain_ms * MS
+    even = len(set(forward_ms)) == 1
+    assert found.gain_high_ns == pytest.approx(gain_ms * MS, rel=0.001) or not even
+    assert found.per == "step"
+    assert "with 16 instead of 8 the pipeline fills and drains for at most" in found.title
+
+
+def advice(run: Run) -> list[Recommendation]:
+    """Return the recommendation to use more micro-batches, if there is one."""
+    return [each for each in analyze_with_advice(run).recommendations if each.id == "more_micro_batches"]
+
+
+def test_no_more_micro_batches_are_advised_where_they_are_not_known_or_little_is_gained():
+    run = pipeline([10, 10, 10, 10], 8)
+    assert not advice(replace(run, ranks={1: run.ranks[1]})), "a stage between others does not tell chunks"
+    assert not advice(pipeline([10, 10], 8)), "nor do two stages"
+    assert not advice(pipeline([1, 1, 1, 1], 128))
+
+
+@pytest.mark.parametrize(("calls", "counted"), [(1, False), (8, True)], ids=["once a step", "each micro-batch"])
+def test_what_a_stage_does_once_a_step_is_no_part_of_a_micro_batch(calls, counted):
+    """As the wait in a collective of stages that drained, for the first one."""
+    run = pipeline([10, 10, 10, 10], 8)
+    waited = replace(run, ranks={rank: waiting_at_end(each, calls) for rank, each in run.ranks.items()})
+    bounds = [advice(each)[0].gain_high_ns for each in (run, waited)]
+    assert (bounds[1] == pytest.approx(bounds[0], rel=1e-5)) is not counted
+
+
+def waiting_at_end(timeline: RankTimeline, calls: int) -> RankTimeline:
+    """Return a rank that is in so many collectives from its last work or message of each step to the end of that."""
+    table, spans = timeline.collectives, timeline.spans
+    ends = timeline.steps.end_ns
+    starts = np.array([max(of.end_ns[of.step == step].max() for of in (table, spans)) for step in range(STEPS)])
+    cuts = np.linspace(starts, ends, calls + 1).astype(np.int64)
+    about = {"start_ns": cuts[:-1].ravel(), "end_ns": cuts[1:].ravel(), "step": np.tile(np.arange(STEPS), calls)}
+    names = (*timeline.names, "all_reduce")
+    more = make(Collectives, STEPS * calls, op=len(timeline.names), bytes=8, recording=0, **about)
+    which = table.op.size + np.arange(STEPS * calls)
+    shown = make(Spans, STEPS * calls, kind=COMM, collective=which, lane=1, recording=0, **about)
+    return replace(timeline.with_calls(names, concat([table, more])), spans=concat([spans, shown]))
