@@ -46,7 +46,7 @@ from overlapscope.advice.losses.largest_loss import (
     OF_EXPOSED,
     largest_loss,
     late_gain_ns,
-    late_waits_ns,
+    waits_or_longer_compute_ns,
 )
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.more_micro_batches import more_micro_batches
@@ -165,13 +165,14 @@ SHORTENS: Final = 1 / 3
 """Changes of settings stand for the exposed communication, which is then not listed, if they save this share of it."""
 
 
-def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
+def analyze_with_advice(run: Run, bandwidth: Facts | None = None, *, workers: int | None = None) -> Analysis:
     """Return the analysis with the recommendations of the rules, as `overlapscope analyze --json` prints it.
 
-    `bandwidth` holds measurements of the bandwidth that the run's collectives could reach.
+    `bandwidth` holds measurements of the bandwidth that the run's collectives could reach. `workers` is as in
+    `summarize_ranks`.
     """
     cross_rank, graphs = match_and_align(run), BuiltGraphs(run)
-    alone = summarize_ranks(run, graphs)
+    alone = summarize_ranks(run, graphs, workers=workers)
     analysis = analyze(run, cross_rank, bandwidth, alone, graphs)
     return with_costs(msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone)))
 
@@ -225,7 +226,7 @@ def without_waiting(
     settings: Sequence[Recommendation], given: RuleInput, late: Sequence[Recommendation]
 ) -> list[Recommendation]:
     """Return recommendations whose upper bound is worth it without the waiting for `late` ranks that it may hold."""
-    waits_ns = max(late_waits_ns(given, late), late_gain_ns(late, given.steps))
+    waits_ns = max(waits_or_longer_compute_ns(given, late), late_gain_ns(late, given.steps))
     left = round(max((given.figures.exposed_comm_ns or 0) - waits_ns, 0))
     found = []
     for each in settings:
@@ -290,7 +291,7 @@ def advise(
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
-    found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs), _not_looked_for(analysis)
+    found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs, alone), _not_looked_for(analysis)
     of_hosts += [words for words in _what_compute_is(analysis, alone) if not any(words in each.title for each in found)]
     from overlapscope.advice.replayed_settings import (  # noqa: PLC0415 - `by_rules` replays nothing
         by_replay,

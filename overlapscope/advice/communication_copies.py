@@ -92,7 +92,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     took = {kind: ns for kind, ns in ((sharded, fsdp if of_fsdp else 0.0), (DDP, spent.ddp)) if ns}
     kinds = " and ".join(sorted(took, key=lambda kind: -took[kind]))
     # Settings that copy fewer shards gather less, too: the copies bound no gain.
-    most = f", of which {ms(saved + spent.ddp)} can go, with communication besides" if of_fsdp and saved < fsdp else ""
+    avoided = f"; {ms(saved + spent.ddp)} of these copies can be avoided, and some communication with them"
+    most = avoided if of_fsdp and saved < fsdp else ""
     idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
     return recommended(

@@ -337,25 +337,33 @@ def _title(
     in_turn: SlowerInTurn | None,
     once: OneCall | None,
 ) -> str:
-    waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
-    head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
-    late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
-    if found.left_out is None and found.collective_ns < MOSTLY_MATCHED * comm_ns and head.step_ns and late_ns:
-        waiting = f"aiting is {ms(late_ns)} of a {ms(head.step_ns)} {head.window}, or more"
+    waiting, exposed = _waiting_words(found, analysis)
     if once is not None:
         leads = f"{ms(once.lead_ns)} of the {ms(once.of_ns)} by which rank {once.rank} came last are in one call"
         return f"W{waiting}; {leads}, {ms(once.after_ns)} after step {once.step} began: it was late once"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
         whom = _whom(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
-        known = found.left_out is None and head.step_ns and late_ns and ms(late_ns) not in waiting
-        exposed = f", {ms(late_ns)} of a {ms(head.step_ns or 0)} {head.window} exposed" if known else ""
         return f"W{waiting}{exposed}{without}, {whom}"
     cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = (straggler.since or straggler.late_in) if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}"
+
+
+def _waiting_words(found: _Waiting, analysis: Analysis) -> tuple[str, str]:
+    """Return how much waiting there is, and what of a step that is; the latter empty where it is not known, or the
+    former says it."""
+    head, comm_ns = analysis.headline, sum(each.whole.comm_ns or 0 for each in analysis.ranks)
+    late_ns = sum(head.causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
+    share = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
+    if found.left_out is not None or not head.step_ns or not late_ns:
+        return share, ""
+    of_step = f"{ms(late_ns)} of a {ms(head.step_ns)} {head.window}"
+    if found.collective_ns < MOSTLY_MATCHED * comm_ns:
+        return f"aiting is {of_step}, or more", ""
+    return share, f", {of_step} exposed"
 
 
 def _whom(blame_ns: Mapping[int, int], analysis: Analysis) -> str:

@@ -2,7 +2,7 @@
 steps the gain without waits is."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,9 +11,10 @@ from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.model import CALL, HAND_OVER, HOST_STRETCH, Graph
 from overlapscope.analysis.graph.scenarios import Change, outcome
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.intervals import EMPTY, BusyTime, Intervals, union
 from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline
 
@@ -47,13 +48,25 @@ def host_ns(graph: Graph, times: Mapping[int, Intervals]) -> Ints:
     return found
 
 
-def paused(each: Recommendation, graph: Graph, ranks: Mapping[int, RankTimeline]) -> dict[int, Intervals]:
-    """Return the pauses that `host_pauses` lists, by rank, on the clock of the graph; none for others."""
-    found = {}
+def paused(
+    of: Mapping[str, Any], graph: Graph, ranks: Mapping[int, RankTimeline], alone: Mapping[int, RankSummary]
+) -> dict[int, Intervals]:
+    """Return the pauses that `host_pauses` is of, by its evidence, by rank, on the clock of the graph: all of its ranks
+    and steps, or, without marks of steps, at its place.
+
+    Those before the first calls of a recording are none of them: no edge of the graph leads there.
+    """
+    found = dict.fromkeys(ranks, EMPTY)
+    if not of or of["before_any_call"]:
+        return found
+    steps, first = of["steps"], of["pauses"][0]
     for part in graph.ranks:
-        own = [one for one in each.evidence.get("pauses", ()) if one["rank"] == part.rank]
-        start = np.array([one["start_ns"] for one in own], np.int64) + shift_ns(graph, part, ranks[part.rank])
-        found[part.rank] = union((start, start + np.array([one["paused_ns"] for one in own], np.int64)))
+        own = alone[part.rank].long_pauses
+        if own is None or part.rank not in of["ranks"]:
+            continue
+        there = np.array([between == (first["before"], first["after"]) for between in own.between], np.bool_)
+        rows, shift = np.isin(own.step, steps) if steps else there, shift_ns(graph, part, ranks[part.rank])
+        found[part.rank] = union((own.start_ns[rows] + shift, own.end_ns[rows] + shift))
     return found
 
 
@@ -70,15 +83,19 @@ def steps_after_waits(graph: Graph, late: Mapping[int, Intervals], steps: int) -
 
 
 def naming_each_other(
-    found: Sequence[Recommendation], graph: Graph, window: Bounds, ranks: Mapping[int, RankTimeline], no_waits: Change
+    found: Sequence[Recommendation],
+    graph: Graph,
+    window: Bounds,
+    no_waits: Change,
+    pauses: Mapping[int, Intervals],
 ) -> list[Recommendation]:
     """Return recommendations of which `host_pauses` and `blocking_calls` name the other one where most of the time that
-    they are of is of both: gains do not add up then."""
+    they are of is of both: gains do not add up then. `pauses` are those of `paused`."""
     by_id = {each.id: each for each in found}
     if not {"host_pauses", "blocking_calls"} <= by_id.keys():
         return list(found)
     change = Change.none(graph)
-    no_pauses = replace(change, lag_ns=change.lag_ns - host_ns(graph, paused(by_id["host_pauses"], graph, ranks)))
+    no_pauses = replace(change, lag_ns=change.lag_ns - host_ns(graph, pauses))
     both = replace(no_pauses, lag_ns=np.minimum(no_pauses.lag_ns, no_waits.lag_ns))
     own_ns = [shortened_ns(graph, window, each) for each in (no_pauses, no_waits)]
     either_ns = sum(own_ns) - shortened_ns(graph, window, both)

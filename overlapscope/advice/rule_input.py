@@ -12,6 +12,7 @@ import numpy as np
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
+from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.collectives import NAMES, NUMBERS, UNKNOWN, CollectiveRow
 from overlapscope.analysis.exposure.fast_calls import transfers_at_most
@@ -23,6 +24,7 @@ from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
 from overlapscope.analysis.stragglers.host_work import host_work
+from overlapscope.analysis.stragglers.long_pauses import LongPauses
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
@@ -41,6 +43,8 @@ IN_ONE_STEP: Final = 0.75
 """A loss is one of a single step where that holds this share of it. A choice: a mean over steps is then in none."""
 MOST_RANKS: Final = 8
 """Limit on the ranks whose spans a rule reads; of more ranks every n-th is taken. The analysis covers all ranks."""
+MOST_COMPARED: Final = 64
+"""Limit on the ranks whose spans are read to compare them: all are, or none. A choice: a few seconds."""
 COMPARE: Final = "overlapscope compare RUN NEW_RUN"
 VERIFY: Final = f"record the new run, then: {COMPARE}"
 DAMAGED: Final[NoCauses] = "unreadable_host_events"
@@ -68,6 +72,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """By rank, the numbers of these steps; those of recordings from 0."""
     host_losses: Mapping[int, tuple[HostLoss, ...]]
     """By rank, the idle time that its host decided."""
+    long_pauses: Mapping[int, LongPauses]
+    """By rank, the long pauses of its host that left its device idle."""
     idle_ns: int
     """All idle time in these windows, but of few long ones (`is_usual`), of the ranks whose host losses are known."""
     figures: Headline
@@ -98,6 +104,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             windows={rank: each for rank, each in windows.items() if each},
             numbers={rank: numbers[rank] for rank, each in windows.items() if each},
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
+            long_pauses={rank: own.long_pauses for rank, own in alone.items() if own.long_pauses is not None},
             idle_ns=sum(_idle_ns(own, without, of_steps=of_steps) for own in known),
             figures=analysis.headline,
             cross_rank=cross_rank,
@@ -107,6 +114,15 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def arrivals(self) -> Mapping[int, Arrivals]:
         """By rank, when the last recorded member came to each of its calls."""
         return arrivals(self.run, self.cross_rank)
+
+    @cached_property
+    def optimizer_cycles(self) -> Mapping[int, Windows]:
+        """By rank, the cycles of the optimizer, which stand for steps where none is marked; empty where there are none,
+        and of more ranks than `MOST_COMPARED`, as each is read, and compared with all others."""
+        marked = any(info.steps for info in self.analysis.ranks)
+        if marked or len(self.run.ranks) > MOST_COMPARED:
+            return {}
+        return optimizer_cycles(self.run, self.cross_rank.clocks)
 
     @cached_property
     def transfers_at_most_ns(self) -> Mapping[int, Ints]:

@@ -12,7 +12,6 @@ import numpy as np
 from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
 from overlapscope.analysis.exposure.exposed_causes import each_causes
 from overlapscope.analysis.per_rank.kernels import LARGER
 from overlapscope.analysis.result import Recommendation, late_waits_ns
@@ -213,8 +212,7 @@ class _OfStep(msgspec.Struct, frozen=True):
 def _implied_steps(given: RuleInput) -> _Steps:
     """Return the figures of each rank in each cycle of the optimizer, where steps are not marked; what communication
     slows is not known of these."""
-    known = any(info.steps for info in given.analysis.ranks)
-    cycles = {} if known else optimizer_cycles(given.run, given.cross_rank.clocks)
+    cycles = given.optimizer_cycles
     if not cycles or cycles.keys() != given.coverage.keys():
         return _Steps(of={}, windows={}, marked=False)
     of_ranks = {}

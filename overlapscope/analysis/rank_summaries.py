@@ -9,6 +9,7 @@ from overlapscope.analysis.checks.pipelines.stages import groups_by_rank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_rank
 from overlapscope.errors import HostEventsError
+from overlapscope.ingest.parallel.worker_count import usable_cores
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.lazy_rank import RankByFiles, StoredRank
@@ -22,13 +23,17 @@ RANKS_OF_A_TASK: Final = 8
 """So many travel together: they share their names."""
 
 
-def summarize_ranks(run: Run, graphs: BuiltGraphs | None = None) -> dict[int, RankSummary]:
+def summarize_ranks(
+    run: Run, graphs: BuiltGraphs | None = None, *, workers: int | None = None
+) -> dict[int, RankSummary]:
     """Summarize every rank; each process has only the spans of one rank in memory at a time.
 
-    `graphs` keeps the graphs that are built of them for later questions.
+    `graphs` keeps the graphs that are built of them for later questions. `workers` is the most processes to use; None:
+    one per core where there are enough spans.
     """
     groups, graphs = groups_by_rank(run.groups), graphs or BuiltGraphs(run)
-    done = _by_workers(run.ranks, groups) if _are_worth_workers(run, graphs) else {}
+    count = min(workers or usable_cores(), MAX_WORKERS)
+    done = _by_workers(run.ranks, groups, count) if count > 1 and _are_worth_workers(run, graphs) else {}
     left = {rank: timeline for rank, timeline in run.ranks.items() if rank not in done}
     done |= {
         rank: summarize_rank(timeline, groups.get(rank, ()), graphs, alone=len(run.ranks) == 1)
@@ -48,14 +53,14 @@ def _are_worth_workers(run: Run, graphs: BuiltGraphs) -> bool:
     )
 
 
-def _by_workers(ranks: Mapping[int, RankTimeline], groups: Mapping[int, Sequence[Group]]) -> dict[int, RankSummary]:
+def _by_workers(
+    ranks: Mapping[int, RankTimeline], groups: Mapping[int, Sequence[Group]], count: int
+) -> dict[int, RankSummary]:
     """Return the summaries that workers made: none where none can start or this is one, only some where one dies."""
     from overlapscope.ingest.parallel.process_pool import CANNOT_START, WorkerPool, can_start  # noqa: PLC0415 - few runs need it
-    from overlapscope.ingest.parallel.worker_count import usable_cores  # noqa: PLC0415 - as above
 
     done: dict[int, RankSummary] = {}
-    count = min(usable_cores(), MAX_WORKERS)
-    if count < 2 or not can_start() or parent_process() is not None:
+    if not can_start() or parent_process() is not None:
         return done
     by_files = [RankByFiles.of(each) for each in ranks.values() if isinstance(each, StoredRank)]
     own_groups = [groups.get(rank, ()) for rank in ranks]

@@ -13,6 +13,7 @@ from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_F
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.late_together import LateTogether
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -181,6 +182,9 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     stragglers: list[Straggler] = []
     in_turn: list[int] = []
     """Ranks that are late, but wait for those that wait for them, too, as with different roles: no stragglers."""
+    late_together: LateTogether | None = None
+    """Ranks that came last together to most calls, for which the others waited most; null where there are none, and in
+    older documents."""
 
 
 class ShownBy(msgspec.Struct, kw_only=True, frozen=True):
@@ -386,10 +390,10 @@ def with_costs(analysis: Analysis) -> Analysis:
     found = replace(
         found,
         exposed_causes_gpu_hours_a_day=_divided(
-            found.exposed_gpu_hours_a_day, (differ and causes_of_all_steps(analysis)) or head.causes
+            found.exposed_gpu_hours_a_day, head.causes, causes_of_all_steps(analysis), differ=differ
         ),
         idle_causes_gpu_hours_a_day=_divided(
-            found.idle_gpu_hours_a_day, (differ and _idle_causes_of_all_steps(analysis)) or head.idle_causes
+            found.idle_gpu_hours_a_day, head.idle_causes, _idle_causes_of_all_steps(analysis), differ=differ
         ),
     )
     # A step of a day takes the mean, of which long ones are a part; and so where steps of ranks overlap.
@@ -428,10 +432,18 @@ def recording_ns(analysis: Analysis) -> int:
     return (head.step_ns or 0) if head.window == "recording" else max(whole, default=0)
 
 
-def _divided(hours: float | None, causes: Mapping[str, int]) -> dict[str, float]:
-    repeated = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
-    total = sum(repeated.values())
-    return {cause: hours * ns / total for cause, ns in repeated.items()} if hours and total else {}
+def _divided(
+    hours: float | None, of_median: Mapping[str, int], of_all: Mapping[str, int], *, differ: bool
+) -> dict[str, float]:
+    """Return hours by cause, as the causes of the median step, or those of all steps if they `differ`: else as the
+    other ones, where these have nothing that a step of a day repeats, and `unknown` where none has."""
+    if not hours:
+        return {}
+    for causes in (of_all, of_median) if differ else (of_median, of_all):
+        repeated = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
+        if total := sum(repeated.values()):
+            return {cause: hours * ns / total for cause, ns in repeated.items()}
+    return {"unknown": hours}
 
 
 def slowed_by_communication(analysis: Analysis) -> tuple[float, float, float] | None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.late_together import came_last_together
+from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.analysis.result import (
     Skew,
     SkewRank,
@@ -51,4 +53,5 @@ def skew_of(
         ],
         stragglers=list(held),
         in_turn=in_turn,
+        late_together=came_last_together(cross_rank.splits, counts_from(cross_rank.clocks)),
     )

@@ -84,8 +84,8 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_workers,
         metavar="N",
-        help="processes that read files, or parts of one file, in parallel (default: one per core if files are large; "
-        "1: no other process)",
+        help="processes that read files, or parts of one file, or analyze ranks, in parallel (default: one per core if "
+        "files are large, or ranks many; 1: no other process)",
     )
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.support.old_torch import needs_fsdp2_without_cuda
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 TIMEOUT_SECONDS = 300
-WHOLE_ENDS = ("ddp", "decorated", "failing", "handles_its_end")
+WHOLE_ENDS = ("ddp", "decorated", "failing", "handles_its_end", "sampled")
 """Jobs whose interpreters take all modules apart at their end, as those of users do."""
 
 
@@ -31,6 +32,7 @@ class Trained(msgspec.Struct):
 
     results: list[dict[str, Any] | None]
     codes: list[int]
+    stdout: list[str]
     output: list[str]
 
 
@@ -43,6 +45,7 @@ def train(
     runs: list[Path] | None = None,
     terminate: int | None = None,
     module: str = "tests.integration.jobs.training",
+    whole_end: bool = False,
 ) -> Trained:
     """Run one scenario of training.py (or another module) on `world` processes, each with its run directory.
 
@@ -56,17 +59,21 @@ def train(
              mode, str(out)]
             for rank, out in enumerate(outs)
         ],
-        whole_end=scenario in WHOLE_ENDS,
+        whole_end=whole_end or scenario in WHOLE_ENDS,
     )  # fmt: skip
     if terminate is not None:
-        end = time.monotonic() + TIMEOUT_SECONDS
-        while not outs[terminate].with_suffix(".waiting").exists() and time.monotonic() < end:
-            time.sleep(0.1)
+        job.wait_for(outs[terminate].with_suffix(".waiting"), TIMEOUT_SECONDS)
         time.sleep(1)
-        os.kill(job.pids[terminate], signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it ended: its exit code is not that of the signal
+            os.kill(job.pids[terminate], signal.SIGTERM)
     ended = job.wait(TIMEOUT_SECONDS)
     results = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else None for out in outs]
-    return Trained(results=results, codes=[each.code for each in ended], output=[each.output for each in ended])
+    return Trained(
+        results=results,
+        codes=[each.code for each in ended],
+        stdout=[each.stdout for each in ended],
+        output=[each.output for each in ended],
+    )
 
 
 def passed(trained: Trained) -> Trained:
@@ -93,6 +100,21 @@ def test_three_ranks_end_with_the_same_bits_with_and_without_us(tmp_path: Path) 
         assert set(digests) == {"without", "trace", "events"}
         assert len(set(digests.values())) == 1, kind
     assert trained.results[1] == trained.results[2] == trained.results[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["events", "trace"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["amounts", "bits", "ddp_hook", "fsdp", "hidden", "late_buffers", "late_groups", "own_transport", "plain",
+     "store_timeout", "uneven_pairs"],
+)  # fmt: skip
+def test_jobs_end_without_an_error_where_their_interpreters_take_all_modules_apart(
+    scenario: str, mode: str, tmp_path: Path
+) -> None:
+    if scenario == "fsdp":
+        needs_fsdp2_without_cuda()
+    passed(train(scenario, tmp_path, world=3 if scenario == "uneven_pairs" else 2, mode=mode, whole_end=True))
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
@@ -310,7 +332,7 @@ def test_a_killed_rank_leaves_the_others_readable_and_is_named_missing(tmp_path:
     run = overlapscope.load(tmp_path / "run")
     assert run.ranks == [0, 1]
     assert run.run.missing_ranks == (2,)
-    assert "missing  1 rank: 2" in trained.output[0]
+    assert "missing  1 rank: 2" in trained.stdout[0], trained.output
     assert len(run.table("steps", 0)) >= 4
 
 
@@ -334,7 +356,7 @@ def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str,
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(mode: str, tmp_path: Path) -> None:
     trained = train("hanging", tmp_path, mode=mode, terminate=0)
-    assert trained.codes[0] == -15
+    assert trained.codes[0] == -15, trained.output
     run = overlapscope.load(tmp_path / "run")
     assert len(run.table("steps", 0)) >= 2
     assert "terminated" in str(run.run.ranks[0].recorded["failures"])
@@ -448,8 +470,7 @@ def test_the_summary_is_short_puts_exposed_time_first_and_names_the_next_command
     recorded: Callable[[str], Any], tmp_path: Path
 ) -> None:
     path, trained = recorded("events")
-    output = trained.output[0]
-    lines = [line for line in output.splitlines() if line]
+    lines = [line for line in trained.stdout[0].splitlines() if line]
     assert len(lines) <= 15
     figures = [line for line in lines if not line.startswith("    ")]  # without remarks on one of them
     assert figures[1].startswith("  step")

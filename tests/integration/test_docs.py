@@ -66,7 +66,7 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
             if command.startswith("overlapscope ") and not missing and not OF_A_SHELL & set(command):
                 (ended,) = start([["-c", COMMAND, *shlex.split(command)[1:]]], folder=tmp_path).wait(300)
                 assert ended.code == 0, (command, ended.output)
-                printed += ended.output
+                printed += ended.stdout
                 continue
             done = subprocess.run(
                 command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

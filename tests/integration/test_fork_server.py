@@ -1,6 +1,7 @@
 """What is forked from the nursery is a process like any other."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,10 @@ def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there(wh
     ended = start([["-c", code, "one", "two"] for code in ends], whole_end=whole_end).wait(60)
     assert [each.code for each in ended] == list(ends.values())
     assert ended[0].output == "-c one two\nat exit\n"
-    assert ended[1].output.startswith("out\nTraceback")
-    assert "ZeroDivisionError" in ended[1].output
+    assert ended[1].stdout == "out\n"
+    assert ended[1].stderr.startswith("Traceback")
+    assert "ZeroDivisionError" in ended[1].stderr
+    assert ended[1].output == ended[1].stdout + ended[1].stderr
     assert ended[2].output == ""
     assert ended[3].output == "__main__ True False\n"  # what is ours is imported by each
     assert ended[4].output == "first\nlast\n"
@@ -40,4 +43,22 @@ def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there(wh
 def test_what_never_ends_is_killed_and_the_next_job_runs() -> None:
     with pytest.raises(TimeoutError, match="before"):
         start([["-c", "import time; print('before', flush=True); time.sleep(600)"]]).wait(3)
+    assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"
+
+
+@pytest.mark.parametrize("then", ["1 / 0", "import time; time.sleep(600)"])
+def test_a_file_that_is_never_written_fails_with_what_the_job_wrote_and_the_next_job_runs(
+    then: str, tmp_path: Path
+) -> None:
+    job = start([["-c", f"print('before', flush=True); {then}"]])
+    with pytest.raises(AssertionError, match=r"never was not written: .*before"):
+        job.wait_for(tmp_path / "never", 3)
+    assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"
+
+
+def test_a_job_that_was_not_waited_for_is_said_and_leaves_no_results_to_the_next_one(tmp_path: Path) -> None:
+    code = "import pathlib, sys; print('first'); pathlib.Path(sys.argv[1]).touch()"
+    start([["-c", code, str(tmp_path / "it")]]).wait_for(tmp_path / "it", 60)
+    with pytest.raises(AssertionError, match="not waited for"):
+        start([["-c", "print('never')"]])
     assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"

@@ -19,7 +19,7 @@ def killed(folder: Path, mode: str) -> str:
     (done,) = start([command]).wait(120)
     output = done.output
     assert done.code != 0, output
-    assert "missing  1 rank: 1" in output
+    assert "missing  1 rank: 1" in done.stdout, output
     loaded = overlapscope.load(run)
     assert loaded.ranks == [0], output
     assert loaded.run.missing_ranks == (1,)

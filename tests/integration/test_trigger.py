@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -23,11 +22,12 @@ from tests.integration.test_capture import passed, train
 from tests.support.fork_server import start
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+TRAINING = "tests.integration.jobs.training_trigger"
 
 
 @pytest.mark.long  # which rank is slower shows on quiet cores
 def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> None:
-    results = passed(train("soon", tmp_path, module="tests.integration.jobs.training_trigger")).results
+    results = passed(train("soon", tmp_path, module=TRAINING, whole_end=True)).results
     assert [each["failures"] for each in results if each] == [[], []]
     written = [Path(file) for each in results if each for file in each["written"]]
     assert [file.name for file in written] == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
@@ -47,7 +47,7 @@ def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> Non
 
 
 def test_a_trace_that_a_trigger_records_has_the_transfers_of_a_communication_hook(tmp_path: Path) -> None:
-    results = passed(train("hook", tmp_path, module="tests.integration.jobs.training_trigger")).results
+    results = passed(train("hook", tmp_path, module=TRAINING)).results
     (result, other) = [each for each in results if each]
     assert result["failures"] == other["failures"] == []
     run = overlapscope.load(Path(result["written"][0]).parent)
@@ -68,11 +68,13 @@ def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
     `ask` gets the process's id, or the port where it listens.
     """
     run = folder / "run"
-    job = start([["-m", "tests.integration.exits.asked_for_trace", str(run), how]])
-    training, end = folder / "run.training", time.monotonic() + 60
-    while not training.exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    ask(job.pids[0] if how == "signal" else int(training.read_text(encoding="utf-8")))
+    training = folder / "run.training"
+    job = start([["-m", "tests.integration.exits.asked_for_trace", str(run), how]], whole_end=True)
+    job.wait_for(training, 60)
+    try:
+        ask(job.pids[0] if how == "signal" else int(training.read_text(encoding="utf-8")))
+    except OSError as error:  # the job ended, or does not answer
+        raise AssertionError(job.wait(120)) from error
     (done,) = job.wait(120)
     assert done.code == 0, done.output
     (trace,) = (run / "triggered").glob("*/rank0.pt.trace.json.gz")

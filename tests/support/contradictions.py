@@ -32,7 +32,9 @@ SENTENCES: Final[dict[str, tuple[str, str]]] = {
     "no critical path, its parts": (r"^No critical path", r"^Critical path of"),
     "nothing matched, wait time of ranks": (r"^0 collectives matched across ranks", r"^rank \d+ .* % +[\d,.]+ +\d+$"),
     "nothing to recommend, a recommendation": (r"^Nothing to recommend\.", r"^1\. "),
-    "idle for no known reason, idle by cause": (r"Idle [\d,.]+ ms a \w+: unknown because", r"Idle .*: launch-bound"),
+    "idle for no known reason, idle by cause": (
+        r"Idle [\d,.]+ ms a \w+: unknown because", r"Idle .*: late launch by the host",
+    ),
     "leave the buckets, set them": (r"Leave the buckets as they are", r"Set bucket_cap_mb"),
     "waiting that no setting shortens, a setting": (r"no setting of communication shortens", r"^\d+\. Set "),
     "waiting for late ranks, fewer channels": (r"no setting of communication shortens", r"\d+\. .*try \d+ channels"),

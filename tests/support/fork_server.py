@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -59,11 +60,16 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended: its exit code, less than 0 for a signal, and all that it wrote."""
 
     code: int
-    output: str
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
 class Job:
-    """Processes under way."""
+    """Processes that run."""
 
     def __init__(self, connection: Connection, pids: list[int]) -> None:
         self.connection = connection
@@ -72,11 +78,31 @@ class Job:
     def wait(self, seconds: float) -> list[Ended]:
         """Wait for the end of all processes; those that take longer are killed, which fails the test."""
         if not self.connection.poll(seconds):
+            raise TimeoutError(f"not done after {seconds} s: {self.kill()}")
+        return self._ended()
+
+    def wait_for(self, file: Path, seconds: float) -> None:
+        """Wait until a process has written a file; fail if all end before that, or if it takes longer."""
+        end = time.monotonic() + seconds
+        while not file.exists():
+            if self.connection.poll(0.02) or time.monotonic() > end:
+                raise AssertionError(f"{file.name} was not written: {self.kill()}")
+
+    def kill(self) -> list[Ended]:
+        """Kill the processes that still run, and return how all of them ended."""
+        if not self.connection.poll():
             for pid in self.pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            raise TimeoutError(f"not done after {seconds} s: {self.connection.recv()}")
-        return [Ended(code=code, output=output) for code, output in self.connection.recv()]
+        return self._ended()
+
+    def _ended(self) -> list[Ended]:
+        _open_jobs.remove(self)
+        return [Ended(code=code, stdout=out, stderr=err) for code, out, err in self.connection.recv()]
+
+
+_open_jobs: list[Job] = []
+"""The job, if any, whose results are still to be read from the connection."""
 
 
 def start(
@@ -86,9 +112,13 @@ def start(
 
     Each job must be waited for before the next. With `whole_end` the interpreter of each takes all modules apart.
     """
+    if _open_jobs:
+        raise AssertionError(f"the job before this one was not waited for: {_open_jobs[0].kill()}")
     connection = _nursery()
     connection.send((commands, folder, whole_end, environment))
-    return Job(connection, connection.recv())
+    job = Job(connection, connection.recv())
+    _open_jobs.append(job)
+    return job
 
 
 @cache
@@ -120,21 +150,21 @@ def serve(connection: Connection) -> tuple[Sequence[str], bool] | None:
         except EOFError:
             return None
         with ExitStack() as files:
-            outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in commands]
+            outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
             pids = []
-            for command, output in zip(commands, outputs, strict=True):
+            for command, (out, err) in zip(commands, outputs, strict=True):
                 pid = os.fork()
                 if not pid:
                     connection.close()
                     os.chdir(folder)
                     os.environ.update(environment)
-                    os.dup2(output.fileno(), 1)
-                    os.dup2(output.fileno(), 2)
+                    os.dup2(out.fileno(), 1)
+                    os.dup2(err.fileno(), 2)
                     return command, whole_end
                 pids.append(pid)
             connection.send(pids)
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-            connection.send([(code, _text(output)) for code, output in zip(codes, outputs, strict=True)])
+            connection.send([(code, _text(out), _text(err)) for code, (out, err) in zip(codes, outputs, strict=True)])
 
 
 def _text(file: BinaryIO) -> str:

@@ -17,7 +17,7 @@ from overlapscope.timeline.intervals import BusyTime, difference, intersection
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import RankTimeline
 
 MOSTLY: Final = 0.5
 ONE_CALL: Final = 0.4
@@ -145,8 +145,8 @@ def _largest(given: RuleInput, rows: Sequence[CollectiveRow], every_ns: float) -
     of_size = {size: [row for row in rows if row.bytes == size] for size in {row.bytes for row in rows}}
     exposed = {size: given.exposed_ns(own) for size, own in of_size.items()}
     size = max(exposed, key=lambda each: exposed[each])
-    found = len(exposed) > 1 and exposed[size] >= ONE_CALL * every_ns and _calls_a_step(given, of_size[size]) <= 1
-    return (size or 0, exposed[size]) if found else None
+    found = len(exposed) > 1 and exposed[size] >= ONE_CALL * every_ns
+    return (size or 0, exposed[size]) if found and round(_calls_a_step(given, of_size[size])) == 1 else None
 
 
 def _longest_ns(given: RuleInput, op: str, sizes: Collection[int], exposed_ns: float) -> int | None:
@@ -305,42 +305,48 @@ def exposed_of_calls_ns(given: RuleInput, timeline: RankTimeline, windows: Windo
     return found
 
 
-def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[float, int] | None:
-    """Return the fastest rate of such calls of a device between hosts, in GB/s on the bus, and how many these are,
-    where even that is as slow as TCP sockets; None elsewhere."""
-    hosts = {each.rank: each.host for each in given.analysis.ranks}
+def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[float, int, bool] | None:
+    """Return the fastest rate of such calls of a device between hosts, in GB/s on the bus, how many these are, and
+    whether they are known to be between hosts, where even that rate is as slow as TCP sockets; None elsewhere."""
     if dominant is None or not given.run_has_device or dominant.least_bytes < SOCKET_BYTES:
         return None
-    rates = []
+    hosts = {each.rank: each.host for each in given.analysis.ranks}
+    devices = {rank: _devices(own) for rank, own in given.run.ranks.items()} if None in hosts.values() else {}
+    rates, certain = [], True
     for timeline, windows in given.some_ranks():
         calls = timeline.collectives
         own = _sized(timeline, windows, SOCKET_BYTES)
         own = _of_kind(timeline, own, dominant.op, dominant.dimension, dominant.group_size)
         groups = {timeline.name(code) for code in values_in(calls.group[own]).tolist()}
-        if not all(_spans_hosts(given, group, hosts) for group in groups):
+        spans = [_spans_hosts(given, group, hosts, devices) for group in groups]
+        if False in spans:
             return None
+        certain &= None not in spans
         rates.append(_bus_bytes(timeline, own) / np.maximum(calls.end_ns[own] - calls.start_ns[own], 1))
     every = np.concatenate([np.zeros(0), *rates])
     fastest = float(every.max(initial=0))
-    return (fastest, every.size) if every.size >= LIKE_CALLS and fastest < SOCKET_GBS else None
+    return (fastest, every.size, certain) if every.size >= LIKE_CALLS and fastest < SOCKET_GBS else None
 
 
-def _spans_hosts(given: RuleInput, group: str | None, hosts: Mapping[int, str | None]) -> bool:
-    """Return whether a group lies on several hosts, by their names, or, where one is not known, numbers of ranks, or of
-    their devices."""
+def _spans_hosts(
+    given: RuleInput, group: str | None, hosts: Mapping[int, str | None], devices: Mapping[int, Collection[str]]
+) -> bool | None:
+    """Return whether a group lies on several hosts, by their names; None where one is not known, and numbers of ranks,
+    or of their devices, make it likely: processes that share a device, or see it by another number, are on one."""
     ranks = given.analysis.run.ranks
     members = next((each.ranks for each in given.run.groups if each.name == group), None) or ranks
     names = {hosts.get(rank) for rank in members}
-    by_numbers = len({rank // MOST_OF_HOST for rank in members}) > 1 or _share_devices(given.run, members)
-    return len(names - {None}) > 1 or (None in names and by_numbers)
+    if len(names - {None}) > 1:
+        return True
+    likely = len({rank // MOST_OF_HOST for rank in members}) > 1 or _share_devices(members, devices)
+    return None if None in names and likely else False
 
 
-def _share_devices(run: Run, members: Sequence[int]) -> bool:
-    """Return whether several ranks use a device of one number, where ranks use others: no two use the same device, so
-    they are on several hosts. Where each process sees its own device alone, as number 0, that says nothing."""
-    used = {rank: _devices(run.ranks[rank]) for rank in run.ranks}
-    times = Counter(device for rank in members for device in used.get(rank, ()))
-    return len(set().union(*used.values())) > 1 and max(times.values(), default=0) > 1
+def _share_devices(members: Sequence[int], devices: Mapping[int, Collection[str]]) -> bool:
+    """Return whether several ranks use a device of one number, where ranks use others. Where each process sees its own
+    device alone, as number 0, that says nothing."""
+    times = Counter(device for rank in members for device in devices.get(rank, ()))
+    return len(set().union(*devices.values())) > 1 and max(times.values(), default=0) > 1
 
 
 def _devices(timeline: RankTimeline) -> set[str]:

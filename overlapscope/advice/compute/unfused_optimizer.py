@@ -23,7 +23,7 @@ from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.03
 """Share of a step from which the optimizer is worth a trial. A choice: a fused one, which passes over the tensors about
-a third as often as kernels of `foreach`, saves two thirds of it: `WORTH`."""
+a third as often as kernels of `foreach`, saves two thirds of it, about `WORTH` of a step."""
 LEAST_OF_LOOP: Final = 0.05
 """The same of a loop over parameters, with idle time in it, which `launch_bound` names, too. A choice."""
 MANY_AT_ONCE: Final = re.compile(r"multi_tensor_apply_kernel")

@@ -55,6 +55,8 @@ NOT_NEEDED: Final = (
     "that the compute launched after these waits does not need that communication: where it does, as the layer needs "
     "parameters that were not gathered ahead, less is gained"
 )
+IN_FETCHES: Final = 0.8
+"""Share of the idle time after waits that lies in pauses from which on it is theirs. A choice."""
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
@@ -155,7 +157,7 @@ def _is_outside_iterator(given: RuleInput) -> bool:
 def _iterating(timeline: RankTimeline) -> Intervals:
     """Return when a rank was in the iterator of a loader with workers, by its ranges and operations."""
     notes, iterates = timeline.annotations, np.array([WORKERS in each for each in timeline.names], np.bool_)
-    marks, host = iterates[notes.name], select_host_spans(timeline.host, (OPERATION,), iterates)
+    marks, host = np.append(iterates, np.False_)[notes.name], select_host_spans(timeline.host, (OPERATION,), iterates)
     return union((notes.start_ns[marks], notes.end_ns[marks]), (host.start_ns, host.end_ns))
 
 
@@ -239,13 +241,13 @@ def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where calls that wait for the device leave it without work, or without the compute that
-    communication could run beside."""
+    communication could run beside; None where hosts then perhaps wait for a batch, which comes no sooner."""
     found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
     awaited_ns = _can_be_overlapped_ns(given)
     lost = _lost(given, found)
     if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
         lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
-    if lost is None:
+    if lost is None or (not awaited_ns and _in_fetches(given)):
         return None
     waits = dict.fromkeys([*(awaited.waits if awaited_ns > found.ns else ()), *found.waits])
     calls = [VERSIONED.sub("", call) for call, _ in waits]
@@ -276,12 +278,24 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     )
 
 
+def _in_fetches(given: RuleInput) -> bool:
+    """Return whether most of the idle time that waits took is in long pauses in which a batch may be fetched: a loader
+    that is slower than the step leaves the device as idle without these waits."""
+    if not any(each.id == "host_pauses" and each.evidence.get("may_fetch") for each in given.analysis.findings):
+        return False
+    lost_ns = paused_ns = 0
+    for rank, losses in given.host_losses.items():
+        when = union(*(each.when for each in losses if each.kind in ("blocking_call", "poll")))
+        pauses = given.long_pauses.get(rank)
+        lost_ns += length(when)
+        paused_ns += 0 if pauses is None else length(intersection(when, union((pauses.start_ns, pauses.end_ns))))
+    return paused_ns > IN_FETCHES * lost_ns
+
+
 def _can_be_overlapped_ns(given: RuleInput) -> int:
     """Return how much of a step's exposed communication that only hosts waited for compute could overlap: at most as
-    long as the rest of the step that is not idle; 0 where that is not worth it."""
-    awaited_ns = given.cause_ns("host_waited")
-    rest_ns = round(given.step_ns) - (given.figures.idle_ns or 0) - awaited_ns
-    at_most_ns = min(awaited_ns, max(rest_ns, 0))
+    long as a step computes; 0 where that is not worth it."""
+    at_most_ns = min(given.cause_ns("host_waited"), given.figures.compute_ns or 0)
     return at_most_ns if given.is_worth(at_most_ns) else 0
 
 

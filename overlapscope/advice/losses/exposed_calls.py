@@ -23,7 +23,7 @@ MOSTLY: Final = 0.5
 IN_A_ROW_NS: Final = 10_000
 """Calls of a group that follow each other this closely wait for each other, as those of buckets that are ready. A
 choice: NCCL's kernels begin a few microseconds apart on a stream."""
-BESIDE: Final = 0.2
+MUCH_BESIDE: Final = 0.2
 """Reductions with more than this share beside compute are no calls that compute waits for each time. A choice."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
@@ -92,10 +92,11 @@ def run_on_in_rows(given: RuleInput) -> bool:
         follows = (group[1:] == group[:-1]) & (start[1:] - end[:-1] <= IN_A_ROW_NS)
         row = np.cumsum(np.append(True, ~follows)[: own.size]) - 1
         first = np.flatnonzero(np.append(True, ~follows)[: own.size])
-        runs_on = (computed[first] > 0) & (np.bincount(row, minlength=first.size) > 1)
+        begins_beside = compute.within(start[first], start[first] + 1) > 0
+        runs_on = begins_beside & (np.bincount(row, minlength=first.size) > 1)
         exposed_ns += int(exposed[own].sum())
         in_rows_ns += int(exposed[own][runs_on[row]].sum())
-    return beside > BESIDE * ran and in_rows_ns >= MOST_ALIKE * exposed_ns > 0
+    return beside > MUCH_BESIDE * ran and in_rows_ns >= MOST_ALIKE * exposed_ns > 0
 
 
 def backward_waits_ns(given: RuleInput) -> float:

@@ -87,7 +87,9 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
         slow, speed = like_sockets(given, most), ""
         if slow is not None:
             of_all = "" if given.is_whole else ", unless each waits for a rank that was not recorded"
-            speed = f"; even the fastest of {slow[1]} is at {slow[0]:.2g} GB/s, as slow as over TCP sockets{of_all}"
+            between = "" if slow[2] else ", if these ranks are on several hosts"
+            speed = f"; even the fastest of {slow[1]} is at {slow[0]:.2g} GB/s, "
+            speed += f"as slow as over TCP sockets{between}{of_all}"
         elif rate_gbs is not None:
             about, more = ("about ", "") if rate_gbs[0] == rate_gbs[1] else ("", " or more, by operation")
             speed = f"; calls of all sizes transfer at {about}{gbs_words(rate_gbs)} on the bus{more}"
@@ -112,13 +114,14 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         without=WAITS_FOR_LATE_RANK if loss.late_ns else (),
         compute_said=loss.compute_said,
     )
+    below = _far_below_others(given, loss, why)
     return recommended(
         given,
         id="exposed_communication",
-        title=_title(given, loss, why, list(by_op), calls, late),
+        title=_title(given, loss, why, list(by_op), calls, late, below),
         verdict="look",
         loss_ns=loss.ns,
-        apply=({"look": LOOK} if late else {}) | _apply(given, loss, why, calls),
+        apply=({"look": LOOK} if late else {}) | _apply(given, loss, why, calls, below),
         evidence={
             "exposed_comm_ns": loss.ns + loss.left_out_ns + loss.late_ns,
             "causes": dict(given.figures.causes),
@@ -136,8 +139,8 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
     )
 
 
-def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) -> dict[str, str]:
-    """Return what to do about a loss, by framework or `look`."""
+def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls, below: str) -> dict[str, str]:
+    """Return what to do about a loss, by framework or `look`; `below` says how far below others transfers are."""
     if not loss.usual:  # where outliers cost more, why the other steps wait is the smaller question
         return {"look": LOOK_AT_STEPS}
     if calls.slower is not None:
@@ -151,7 +154,7 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls) 
         why.waits_ns,
         groups_wait=bool(loss.waiting_groups),
     )
-    if _far_below_others(given, loss, why):
+    if below:
         found["look"] = "\n".join([FAR_BELOW_OTHERS, *found.get("look", "").splitlines()])
     if calls.rate_gbs is not None:
         lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs))]
@@ -194,7 +197,13 @@ def _by_op(given: RuleInput) -> dict[str, int]:
 
 
 def _title(
-    given: RuleInput, loss: ExposedLoss, why: NamedCause, ops: Sequence[str], calls: _Calls, late: Sequence[Straggler]
+    given: RuleInput,
+    loss: ExposedLoss,
+    why: NamedCause,
+    ops: Sequence[str],
+    calls: _Calls,
+    late: Sequence[Straggler],
+    below: str,
 ) -> str:
     # Which calls the time is of is known with their waiting alone.
     which = [calls.which or ", ".join(ops)] if ops and not loss.late_ns else []
@@ -206,7 +215,7 @@ def _title(
     take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"
     longer = f"; calls{take} than the shortest of their like" * (loss.longer_ns > 0)
     words = f"{why.words}{_of_transfer(given)}" if loss.usual else ""
-    speed = f"{calls.speed}{_far_below_others(given, loss, why)}" if loss.usual else ""
+    speed = f"{calls.speed}{below}" if loss.usual else ""
     much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"
     return f"{loss.before}{much} are exposed communication{besides}{of_ops}{words}{speed}{longer}{who}"
 

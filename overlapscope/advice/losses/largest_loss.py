@@ -116,7 +116,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why
     if not of_exposed:
         return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
-    waits_ns = min(late_waits_ns(given, found), exposed) if is_late and few is None else 0
+    waits_ns = min(waits_or_longer_compute_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
@@ -181,9 +181,9 @@ def _slow_in_step_ns(analysis: Analysis, number: int) -> int:
     return sum(step.causes.get("slow_transfer", 0) for step in steps if step.step == number and step.complete)
 
 
-def late_waits_ns(given: RuleInput, found: Iterable[Recommendation]) -> int:
-    """Return the waiting for late ranks in a step: what is known to be, or what ranks compute longer in turn where that
-    is more, as ranks wait for that, too, if one that was not recorded comes last; without the time in which they idle.
+def waits_or_longer_compute_ns(given: RuleInput, found: Iterable[Recommendation]) -> int:
+    """Return the waiting for late ranks in a step: what is known to be, or what ranks compute longer in turn, without
+    the time in which they idle, where that is more: ranks wait for that if one that was not recorded comes last, too.
     """
     longer_ns = max((each.evidence.get(LONGER_COMPUTE_NS, 0) for each in found), default=0)
     return max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)), longer_ns - _idle_ns(given))

@@ -5,7 +5,7 @@ from typing import Final
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.losses.blocked_host import bound
-from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time
+from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time, range_of_waits
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
@@ -45,17 +45,18 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     one = None if in_bursts else _one_rank(given, found)
     capture = not in_bursts and not _replays_graphs(given)
     how = "one after the other"
+    what = "Pauses of the host" if pausing else "Late launches" if slowly else "Launch-bound"
+    where = range_of_waits(given, "pause", "long_pause")
     if pausing:
-        how = f"{'most' if one else ms(long)} of it in pauses of the host of 3 ms or more"
+        how = f"{'most' if one else ms(long)} of it in pauses of the host of 3 ms or more{where}"
     elif slowly:
-        how = f"{'most' if one else ms(slow + long)} of it between calls 0.2 ms or more apart"
+        how = f"{'most' if one else ms(slow + long)} of it between calls 0.2 ms or more apart{where}"
     parts = [f"{_idle_words(idle, one, 'its host' if pausing else 'launches')}, {how}"] if idle else []
     parts += [f"collectives launched late cost {ms(late)}"] if late else []
     return recommended(
         given,
         id="launch_bound",
-        title=f"{'Pauses of the host' if pausing else 'Launch-bound'}: in a {ms(given.step_ns)} {given.per} "
-        f"{' and '.join(parts)}",
+        title=f"{what}: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}",
         # The device idles while a call is launched late.
         at_most_ns=max(late, idle),
         bound_from="loss",

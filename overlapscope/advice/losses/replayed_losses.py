@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -45,6 +46,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.analysis.graph.scenarios import NEVER, Change
 from overlapscope.analysis.graph.self_test import self_test
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
@@ -88,8 +90,29 @@ Waits = Mapping[tuple[str, str | None], int]
 """The time in calls that wait, in ns, by name and by the operation that makes them, None without one."""
 
 
+class _Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of the dependency graph, and what the recording gains by each."""
+
+    run: Run
+    graph: Graph
+    window: Bounds
+    changes: Mapping[str, Change]
+    """By id of the recommendation."""
+    gains: Mapping[str, int]
+    """In ns, by the same."""
+    steps: int
+    fetching_steps: int
+    """Those of which the graph has the fetch."""
+    pauses: Mapping[int, Intervals]
+    """By rank, those that `host_pauses` is of, on the clock of the graph."""
+
+
 def with_replayed_gains(
-    found: Sequence[Recommendation], run: Run, cross_rank: CrossRank, graphs: BuiltGraphs
+    found: Sequence[Recommendation],
+    run: Run,
+    cross_rank: CrossRank,
+    graphs: BuiltGraphs,
+    alone: Mapping[int, RankSummary],
 ) -> list[Recommendation]:
     """Return recommendations whose upper bound is what a replay gains, where the graph may answer; others unchanged.
 
@@ -115,56 +138,78 @@ def with_replayed_gains(
     window = whole_bounds(graph)
     if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
-    return _replayed(found, run, graph, window, {name: _change_for(name, by_id)(graph, ranks) for name in wanted})
+    changes = {name: _change_for(name, by_id)(graph, ranks) for name in wanted}
+    steps = max((size(each.steps) for each in ranks.values()), default=0)
+    of_pauses = by_id["host_pauses"].evidence if "host_pauses" in by_id else {}
+    return _replayed(
+        found,
+        _Replay(
+            run=run,
+            graph=graph,
+            window=window,
+            changes=changes,
+            gains={name: shortened_ns(graph, window, change) for name, change in changes.items()},
+            steps=steps,
+            fetching_steps=_fetching_steps(graph, ranks, steps) if "data_loading" in changes else steps,
+            pauses=paused(of_pauses, graph, ranks, alone),
+        ),
+    )
 
 
-def _replayed(
-    found: Sequence[Recommendation], run: Run, graph: Graph, window: Bounds, changes: Mapping[str, Change]
-) -> list[Recommendation]:
+def _replayed(found: Sequence[Recommendation], replay: _Replay) -> list[Recommendation]:
     """Return recommendations with what these changes gain, and `blocking_calls` where it is not among them and gains
     enough; without it where little of it is left because hosts need what they wait for (`needed_waits`)."""
-    ranks = run.ranks
-    gains = {name: shortened_ns(graph, window, change) for name, change in changes.items()}
-    steps = max((size(each.steps) for each in ranks.values()), default=0)
-    fetching_steps = _fetching_steps(graph, ranks, steps) if "data_loading" in gains else steps
+    run, graph, window, gains = replay.run, replay.graph, replay.window, replay.gains
     bound = OPTIMISTIC
-    if len(ranks) != run.world_size and any(size(each.collectives) for each in ranks.values()):
-        bound = ALONE.format(ranks=rank_list(ranks), s="s" if len(ranks) == 1 else "")
-    stay = any(needed_waits(graph, part, ranks[part.rank]).any() for part in graph.ranks)
+    if len(run.ranks) != run.world_size and any(size(each.collectives) for each in run.ranks.values()):
+        bound = ALONE.format(ranks=rank_list(run.ranks), s="s" if len(run.ranks) == 1 else "")
+    stay = any(needed_waits(graph, part, run.ranks[part.rank]).any() for part in graph.ranks)
     of_waits = [KEPT, bound] if stay else [bound]
-    by_id = {each.id: each for each in found}
-    for name in gains.keys() & by_id.keys():
-        by_id[name] = _bounded(
-            by_id[name],
-            gains[name],
-            fetching_steps if name == "data_loading" else steps,
-            of_waits if name == "blocking_calls" else [bound],
-        )
-    bounded = _without_smaller_largest([by_id[each.id] if each.id in gains else each for each in found])
+    assumed = {"blocking_calls": of_waits}
+    steps = {"data_loading": replay.fetching_steps}
+    bounded = _without_smaller_largest(
+        [
+            _bounded(each, gains[each.id], steps.get(each.id, replay.steps), assumed.get(each.id, [bound]))
+            if each.id in gains
+            else each
+            for each in found
+        ]
+    )
     least_ns = LEAST_IDLE * window.length_ns(graph.nodes.time_ns)
     if stay and gains.get("blocking_calls", 0) < least_ns:
         return [each for each in bounded if each.id != "blocking_calls"]  # what little is left without these waits
     if "blocking_calls" not in gains:
         return bounded
-    if "blocking_calls" in by_id:
-        return naming_each_other(bounded, graph, window, ranks, changes["blocking_calls"])
-    waits, ahead_ns, job = _waiting_calls(graph, ranks), gains["blocking_calls"], job_kind(run)
+    if all(each.id != "blocking_calls" for each in bounded):
+        bounded = _with_waits(bounded, replay, least_ns, of_waits)
+    return naming_each_other(bounded, graph, window, replay.changes["blocking_calls"], replay.pauses)
+
+
+def _with_waits(
+    found: Sequence[Recommendation], replay: _Replay, least_ns: float, assumed: Sequence[str]
+) -> list[Recommendation]:
+    """Return recommendations with one for waits that no rule named, where a host is late because of them and a replay
+    without gains so much; else with them as the other remedy of `data_loading`, where they are one."""
+    graph, ranks = replay.graph, replay.run.ranks
+    by_id, ahead_ns = {each.id: each for each in found}, replay.gains["blocking_calls"]
+    waits, job = _waiting_calls(graph, ranks), job_kind(replay.run)
     late = next((by_id[each] for each in LATE_HOSTS if each in by_id), None)
     if late is not None and ahead_ns >= least_ns:
-        late_steps = steps_after_waits(graph, paused(late, graph, ranks), steps)
-        run_ahead = _run_ahead(late, _each_step(late, ahead_ns, late_steps), waits, job, of_waits)
-        return naming_each_other([*bounded, run_ahead], graph, window, ranks, changes["blocking_calls"])
-    if "data_loading" in gains:
-        fetching = by_id["data_loading"]
-        lags = [changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
-        both = replace(changes["data_loading"], lag_ns=np.minimum(*lags))
-        # What each of the two gains alone.
-        either_ns = gains["data_loading"] + ahead_ns - shortened_ns(graph, window, both)
-        late_steps = min(fetching_steps, steps_after_waits(graph, _fetches(graph, ranks), steps))
-        if _each_step(fetching, either_ns, late_steps) >= ALTERNATIVE * (fetching.loss_ns or 0):
-            each_ns = _each_step(fetching, ahead_ns, late_steps)
-            return [_or_run_ahead(each, each_ns, waits, job) if each is fetching else each for each in bounded]
-    return bounded
+        paused_late = late.id == "host_pauses"
+        steps = steps_after_waits(graph, replay.pauses, replay.steps) if paused_late else replay.steps
+        return [*found, _run_ahead(late, _each_step(late, ahead_ns, steps), waits, job, assumed)]
+    if "data_loading" not in replay.gains:
+        return list(found)
+    fetching = by_id["data_loading"]
+    lags = [replay.changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
+    both = replace(replay.changes["data_loading"], lag_ns=np.minimum(*lags))
+    # What each of the two gains alone.
+    either_ns = replay.gains["data_loading"] + ahead_ns - shortened_ns(graph, replay.window, both)
+    steps = min(replay.fetching_steps, steps_after_waits(graph, _fetches(graph, ranks), replay.steps))
+    if _each_step(fetching, either_ns, steps) < ALTERNATIVE * (fetching.loss_ns or 0):
+        return list(found)
+    each_ns = _each_step(fetching, ahead_ns, steps)
+    return [_or_run_ahead(each, each_ns, waits, job) if each is fetching else each for each in found]
 
 
 def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommendation]:

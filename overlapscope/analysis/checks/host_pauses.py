@@ -46,7 +46,7 @@ ALIKE: Final = 0.05
 """Pauses are of one length if they differ from their median by at most this share, and a rank idles for longer in
 pauses than another if by more than this share. A choice."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
-OWN_CODE: Final = "the program's own code there, which takes as long in each step, or gc.collect() in it"
+OWN_CODE: Final = "the program's own code there, which takes the same time in every step, or gc.collect() in it"
 FETCH: Final = "a batch that is fetched, as copies follow"
 COPIED: Final = "what it does with what was copied to it just before"
 COPIED_FOR_NS, COPIED_JUST_NS = 1_000_000, 1_000_000
@@ -98,6 +98,43 @@ class _Doing(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is a part of an optimizer's step."""
 
 
+class _Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of pauses in which hosts are in no one range."""
+
+    anywhere: bool = False
+    """They are many, at many places, of one rank alone of several."""
+    own_code: bool = False
+    """They recur, and are no accident."""
+    no_batch: bool = False
+    """No batch is fetched in some, as they are in forward, backward or the optimizer, or beside no range that loads."""
+    copied: bool = False
+    """Each begins as a long copy to the host ends."""
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """The matched calls that a rank made."""
+
+    number: Ints
+    """Which of all matched calls it is, ascending."""
+    launch_ns: Ints
+    """On the rank's own clock; NONE where it is not known."""
+    by_launch: Ints
+    """Rows of the calls of which it is known, by launch."""
+
+
+class _Matched(msgspec.Struct, frozen=True, kw_only=True):
+    """All matched calls, by number; `last`, `waiter` and `wait_ns` have one value for each."""
+
+    made: Mapping[int, _Made]
+    """Which of them each rank made."""
+    last: Ints
+    """The rank that arrived last."""
+    waiter: Ints
+    """The rank that waited for longest, ..."""
+    wait_ns: Ints
+    """... and for how long."""
+
+
 def host_pauses(
     run: Run,
     known: Mapping[int, LongPauses],
@@ -114,7 +151,8 @@ def host_pauses(
     """
     if not step_ns or lack_cores(said):
         return []
-    pauses = (each for rank in known for each in _pauses(run, rank, known, splits))
+    matched = _matched(run, known.keys(), splits)
+    pauses = (each for rank in known for each in _pauses(rank, known, matched))
     every = [each for each in pauses if (each.step is not None) == of_steps]
     found = _costly(run, known, every if of_steps else _at_costliest_place(every), step_ns)
     return found or (before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns) if of_steps else [])
@@ -138,14 +176,15 @@ def _costly(
     inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
     does = _does(run, found, len({each.rank for each in found}) * steps)
     own_code = does is None and not anywhere and _is_own_code(found, known)
+    traits = _traits(run, found, anywhere=anywhere, own_code=own_code)
+    why = _why(found, known.keys(), traits) if does is None else _does_what(does)
     return [
         Finding(
             id="host_pauses",
             severity="warning",
             title=f"{_who(found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
-            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: "
-            f"{_why_of(run, found, known.keys(), does, anywhere=anywhere, own_code=own_code)}",
+            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: {why}",
             evidence={
                 "of_steps": steps,
                 "cost_ns": round(cost_ns),
@@ -157,6 +196,7 @@ def _costly(
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "own_code": own_code,
+                "may_fetch": FETCH in why,
                 "before_any_call": False,
                 **_evidence(found),
             },
@@ -285,22 +325,21 @@ def _ranges_around(timeline: RankTimeline, pause: CostlyPause) -> list[str]:
     return [timeline.names[code] for code in notes.name[rows].tolist()]
 
 
-def _why_of(
-    run: Run, found: Sequence[CostlyPause], ranks: Collection[int], does: _Doing | None, *, anywhere: bool,
-    own_code: bool = False,
-) -> str:  # fmt: skip
-    """Return what is behind the pauses, where a range says so, else what may be."""
-    if does is not None:
-        what = "the optimizer computes on the host" if does.optimizer else "its own work there is the pause"
-        return f"each time the host was in {short(does.range)} and launched nothing in it: {what}"
+def _does_what(does: _Doing) -> str:
+    what = "the optimizer computes on the host" if does.optimizer else "its own work there is the pause"
+    return f"each time the host was in {short(does.range)} and launched nothing in it: {what}"
+
+
+def _traits(run: Run, found: Sequence[CostlyPause], *, anywhere: bool = False, own_code: bool = False) -> _Traits:
     in_phase = any(IN_PHASE.search(name) for each in found for name in _ranges_around(run.ranks[each.rank], each))
     of_ranks: defaultdict[int, list[CostlyPause]] = defaultdict(list)
     for each in found:
         of_ranks[each.rank].append(each)
     pauses = [(run.ranks[rank], own) for rank, own in of_ranks.items()]
-    return _why(
-        found, ranks, anywhere=anywhere, no_batch=in_phase or any(_loads_elsewhere(*each) for each in pauses),
-        copied=all(_copied_to_host(*each) for each in pauses), own_code=own_code,
+    return _Traits(
+        anywhere=anywhere, own_code=own_code,
+        no_batch=in_phase or any(_loads_elsewhere(*each) for each in pauses),
+        copied=all(_copied_to_host(*each) for each in pauses),
     )  # fmt: skip
 
 
@@ -322,22 +361,17 @@ def _copied_to_host(timeline: RankTimeline, pauses: Sequence[CostlyPause]) -> bo
     return all((np.abs(spans.end_ns[rows] - each.start_ns) <= COPIED_JUST_NS).any() for each in pauses)
 
 
-def _why(
-    found: Sequence[CostlyPause], known: Collection[int], *, anywhere: bool, no_batch: bool = False,
-    copied: bool = False, own_code: bool = False,
-) -> str:  # fmt: skip
-    """Return what may be behind the pauses of some of the `known` ranks; `no_batch`: no batch is fetched in some, as
-    they are in forward, backward or the optimizer, or beside no range that loads; `copied`: each begins as a long copy
-    to the host ends; `own_code`: they recur, and are no accident."""
+def _why(found: Sequence[CostlyPause], known: Collection[int], traits: _Traits) -> str:
+    """Return what may be behind the pauses of some of the `known` ranks."""
     ranks = len(known)
-    if anywhere:
+    if traits.anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
-    why = OWN_CODE if own_code else WHY
-    why = f"{FETCH}, {why}" if not no_batch and all(COPIES.search(each.after) for each in found) else why
-    why = f"{COPIED}, {why}" if copied else why
-    if _may_compile(found) and not own_code:
+    why = OWN_CODE if traits.own_code else WHY
+    why = f"{FETCH}, {why}" if not traits.no_batch and all(COPIES.search(each.after) for each in found) else why
+    why = f"{COPIED}, {why}" if traits.copied else why
+    if _may_compile(found) and not traits.own_code:
         why = f"{COMPILES}, {why}" if _all_at_once(found, known) else f"{why}, or {COMPILES}"
     if not begun:
         return why
@@ -354,11 +388,9 @@ def _all_at_once(found: Sequence[CostlyPause], known: Collection[int]) -> bool:
     return len(known) > 1 and _place(found)[1] and sets != [] and all(ranks == set(known) for ranks in sets)
 
 
-def _pauses(
-    run: Run, rank: int, known: Mapping[int, LongPauses], splits: Sequence[Split]
-) -> Iterator[CostlyPause]:  # fmt: skip
+def _pauses(rank: int, known: Mapping[int, LongPauses], matched: _Matched) -> Iterator[CostlyPause]:
     own = known[rank]
-    waited = _waited_ns(run, rank, known, splits).tolist() if own.start_ns.size else []
+    waited = _waited_ns(rank, known, matched).tolist()
     columns = (own.start_ns, own.end_ns, own.idle_ns, own.step, own.into_step_ns)
     rows = zip(*(each.tolist() for each in columns), waited, own.between, own.inside, own.lane, strict=True)
     for start, end, idle, step, into, waits, (before, after), inside, lane in rows:
@@ -368,55 +400,74 @@ def _pauses(
         )  # fmt: skip
 
 
-def _waited_ns(run: Run, rank: int, known: Mapping[int, LongPauses], splits: Sequence[Split]) -> Ints:
+def _matched(run: Run, ranks: Collection[int], splits: Sequence[Split]) -> _Matched:
+    """Return all matched calls, numbered over the splits, and which of them each of these ranks made."""
+    rows: dict[int, list[tuple[Ints, Ints]]] = {rank: [] for rank in ranks}
+    last, waiter, wait_ns = ([np.empty(0, np.int64)] for _ in range(3))
+    begin = 0
+    for each in splits:
+        members, waits = np.array(each.block.ranks), each.wait_ns
+        last.append(members[each.last])
+        waiter.append(members[waits.argmax(axis=0)])
+        wait_ns.append(waits.max(axis=0))
+        number = np.arange(begin, begin + each.last.size)
+        begin += each.last.size
+        for rank, calls in zip(each.block.ranks, each.block.rows, strict=True):
+            if rank in rows:
+                rows[rank].append((number, run.ranks[rank].collectives.launch_ns[calls]))
+    return _Matched(
+        made={rank: _made(own) for rank, own in rows.items()},
+        last=np.concatenate(last), waiter=np.concatenate(waiter), wait_ns=np.concatenate(wait_ns),
+    )  # fmt: skip
+
+
+def _made(parts: Sequence[tuple[Ints, Ints]]) -> _Made:
+    none = (np.empty(0, np.int64), np.empty(0, np.int64))
+    number, launch_ns = (np.concatenate(each) for each in zip(none, *parts, strict=True))
+    order = np.argsort(launch_ns, kind="stable")
+    return _Made(number=number, launch_ns=launch_ns, by_launch=order[launch_ns[order] != NONE])
+
+
+def _waited_ns(rank: int, known: Mapping[int, LongPauses], matched: _Matched) -> Ints:
     """Return for each pause how long another rank waited for this one, if it came last to the call that it launched
     next: at most as long as it idled in it, and as it idled for longer in pauses, since the call before that both made,
     than the one that waited for longest. 0 where that is not known, or they idled alike."""
-    own = known[rank]
-    found, peer = np.zeros(own.start_ns.size, np.int64), np.full(own.start_ns.size, NONE)
-    next_ns = np.full(own.start_ns.size, np.iinfo(np.int64).max)
-    for each in splits:
-        if rank not in each.block.ranks:
-            continue
-        launch = _launched_ns(run, rank, each)
-        order = np.argsort(launch, kind="stable")
-        place = np.searchsorted(launch[order], own.end_ns)
-        there = np.flatnonzero(place < order.size)
-        call = order[place[there]]
-        sooner = launch[call] < next_ns[there]
-        there, call = there[sooner], call[sooner]
-        next_ns[there], waits = launch[call], each.wait_ns[:, call]
-        is_last = each.last[call] == each.block.ranks.index(rank)
-        found[there] = np.where(is_last, waits.max(axis=0), 0)
-        peer[there] = np.array(each.block.ranks)[waits.argmax(axis=0)]
-    more = np.zeros(found.size, np.int64)
-    for other in known.keys() & {*peer[found > 0].tolist()}:
-        rows = np.flatnonzero((found > 0) & (peer == other))
-        more[rows] = _idled_more_ns(run, (rank, other), known, splits, next_ns[rows])
+    own, made = known[rank], matched.made[rank]
+    place = np.searchsorted(made.launch_ns[made.by_launch], own.end_ns)
+    there = np.flatnonzero(place < made.by_launch.size)
+    row = made.by_launch[place[there]]
+    is_last = matched.last[made.number[row]] == rank
+    there, row = there[is_last], row[is_last]
+    call = made.number[row]
+    more = np.zeros(own.start_ns.size, np.int64)
+    for other in known.keys() & {*matched.waiter[call].tolist()}:
+        of_it = matched.waiter[call] == other
+        launched_ns = made.launch_ns[row[of_it]]
+        more[there[of_it]] = _idled_more_ns((rank, other), known, matched, launched_ns)
     more[more <= ALIKE * own.idle_ns] = 0
+    found = np.zeros(own.start_ns.size, np.int64)
+    found[there] = matched.wait_ns[call]
     clipped: Ints = np.minimum(np.minimum(found, own.idle_ns), more)
     return clipped
 
 
 def _idled_more_ns(
-    run: Run, pair: tuple[int, int], known: Mapping[int, LongPauses], splits: Sequence[Split], launched_ns: Ints
+    pair: tuple[int, int], known: Mapping[int, LongPauses], matched: _Matched, launched_ns: Ints
 ) -> Ints:  # fmt: skip
     """Return by how much longer the first of two ranks idled in pauses than the second, before its launches of some of
-    the calls that both made (`launched_ns`), and after those of the calls before them."""
-    both = [each for each in splits if {*pair} <= {*each.block.ranks}]
-    launched = [np.concatenate([_launched_ns(run, rank, each) for each in both]) for rank in pair]
-    order = np.argsort(launched[0], kind="stable")
-    at = np.searchsorted(launched[0][order], launched_ns)
-    idled = []
-    for rank, own in zip(pair, launched, strict=True):
-        since = np.where(at > 0, own[order[at - 1]], np.iinfo(np.int64).min)
-        idled.append(_idle_between(known[rank], since, own[order[at]]))
-    return idled[0] - idled[1]
-
-
-def _launched_ns(run: Run, rank: int, split: Split) -> Ints:
-    launched: Ints = run.ranks[rank].collectives.launch_ns[split.block.rows[split.block.ranks.index(rank)]]
-    return launched
+    the calls that both made (`launched_ns`), and after those of the calls before them; 0 where one of these launches is
+    not known."""
+    first, second = (matched.made[rank] for rank in pair)
+    rows = first.by_launch[np.isin(first.number[first.by_launch], second.number)]
+    launches = (first.launch_ns[rows], second.launch_ns[np.searchsorted(second.number, first.number[rows])])
+    at = np.searchsorted(launches[0], launched_ns)
+    idled, unknown = [], np.zeros(at.size, np.bool_)
+    for rank, launch_ns in zip(pair, launches, strict=True):
+        since, until = np.where(at > 0, launch_ns[at - 1], np.iinfo(np.int64).min + 1), launch_ns[at]
+        unknown |= (since == NONE) | (until == NONE)
+        idled.append(_idle_between(known[rank], since, until))
+    more: Ints = np.where(unknown, 0, idled[0] - idled[1])
+    return more
 
 
 def _idle_between(pauses: LongPauses, since_ns: Ints, until_ns: Ints) -> Ints:

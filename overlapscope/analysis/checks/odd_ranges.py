@@ -66,24 +66,25 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
     begin, end, number = steps.start_ns[whole], steps.end_ns[whole], steps.step[whole].tolist()
     lanes = unique(notes.lane[np.isin(notes.start_ns, steps.start_ns)])
     least_ns = WORTH * float(np.median(end - begin))
+    odd = []
     for name, times in times_in_ranges(timeline, least_ns, lanes=lanes if lanes.size else None).items():
         inside = BusyTime(times).within(begin, end)
         at = int(inside.argmax())
         others = int(np.delete(inside, at).max())
         if inside[at] >= max(least_ns, LONGER * others) and not _EVERY_STEPS.match(name):
             within = intersection(times, Intervals(begin[at : at + 1], end[at : at + 1]))
-            idle_ns = _idle_ns(timeline, within)
-            yield _OddRange(
-                name=name, step=number[at], rank=timeline.rank, ns=int(inside[at]), most_of_others_ns=others,
-                idle_ns=idle_ns, unseen=timeline.has_device and idle_ns is None,
-            )  # fmt: skip
+            odd.append((name, number[at], int(inside[at]), others, within))
+    recorded = _recorded(timeline) if odd and timeline.has_device else None
+    for name, step, ns, others, within in odd:
+        idle_ns = None if recorded is None else _idle_ns(timeline.spans, recorded, within)
+        yield _OddRange(
+            name=name, step=step, rank=timeline.rank, ns=ns, most_of_others_ns=others, idle_ns=idle_ns,
+            unseen=timeline.has_device and idle_ns is None,
+        )  # fmt: skip
 
 
-def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
-    """Return for how long the device did nothing between the first and the last span of each recording, as far as it
-    was recorded; None where that is not known of most of these times, and without a device."""
-    if not timeline.has_device:
-        return None
+def _recorded(timeline: RankTimeline) -> Intervals:
+    """Return when it is known what the device did: between the first and the last span of each recording."""
     spans, recordings = timeline.spans, timeline.recordings
     first, last = [], []
     for start, end in zip(recordings.start_ns.tolist(), recordings.end_ns.tolist(), strict=True):
@@ -91,7 +92,13 @@ def _idle_ns(timeline: RankTimeline, within: Intervals) -> int | None:
         if own.any():
             first.append(max(int(spans.start_ns[own].min()), _calls_known_from_ns(take(spans, own))))
             last.append(int(spans.end_ns[own].max()))
-    seen = intersection(within, union((np.array(first, np.int64), np.array(last, np.int64))))
+    return union((np.array(first, np.int64), np.array(last, np.int64)))
+
+
+def _idle_ns(spans: Spans, recorded: Intervals, within: Intervals) -> int | None:
+    """Return for how long the device did nothing, as far as that was recorded; None where it was not for most of these
+    times."""
+    seen = intersection(within, recorded)
     if length(seen) < SEEN * length(within):
         return None
     return length(difference(seen, union((spans.start_ns, spans.end_ns))))

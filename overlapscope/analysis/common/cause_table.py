@@ -58,7 +58,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_comm": Cause(
         label="wait: the late rank communicated longer",
-        description="likewise, as far as it had communicated longer, without computing or copying, but for messages "
+        description="likewise, as far as it had communicated longer, without computing or copying, except messages "
         "between pipeline stages",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
@@ -94,8 +94,8 @@ CAUSES: Final[dict[str, Cause]] = {
     "pipeline": Cause(
         label="messages between pipeline stages, with their waits",
         description="a send or receive between pipeline stages, with its wait, except `late_launch` and `queued`; and "
-        "the wait for the last member of another call as far as that had been in such messages for longer, as while a "
-        "pipeline drains",
+        "the wait for the last member of another call as far as the late rank had spent longer in such messages, as "
+        "while a pipeline drains",
         waits_for_another_rank=True,
         colour="waiting",
         pattern=".",
@@ -185,7 +185,7 @@ WAITED_FOR_CORE: Final = "waited_for_core"
 """The cause of idle time that the system's account names, and no graph."""
 IDLE_CAUSES: Final[dict[str, Cause]] = {
     "launch_bound": Cause(
-        label="launch-bound",
+        label="late launch by the host",
         on_cpu="the host had not come to it",
         description="the host launched what comes next late, without waiting for anything itself",
         colour="launch",

@@ -113,6 +113,14 @@ def _parameters(run: Run) -> int | None:
     return int(gradients.elements[gradients.step == gradients.step.min()].sum())
 
 
+def fewest_ranks(run: Run) -> int:
+    """Return how many ranks the job has at least: numbers up to the largest of a recorded rank or a group's member, and
+    sizes of groups, those of calls that name no group, too."""
+    members = [max(group.ranks) + 1 for group in run.groups if group.ranks]
+    of_calls = [int(each.collectives.group_size.max(initial=0)) for each in run.ranks.values()]
+    return max([*members, *(group.size or 0 for group in run.groups), *of_calls, max(run.ranks, default=-1) + 1])
+
+
 def host_of_ranks(run: Run) -> dict[int, str]:
     """Return the host of each rank where the hosts of several are known; empty where only one is."""
     by_host = ranks_of_hosts(run)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING
+from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -136,7 +137,7 @@ def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int,
     for step in steps:
         for rank, (at, _) in step.items():
             windows.setdefault(rank, []).append(at)
-    devices = run.world_size or _fewest_ranks(run) or None
+    devices = run.world_size or fewest_ranks(run) or None
     reasons: dict[str, str] = {}
     time_ns = max(map(_time_of, windows.values()), default=None)
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
@@ -244,12 +245,6 @@ def _time_of(windows: Sequence[StepWindow]) -> int:
     return length(union((times[:, 0], times[:, 1])))
 
 
-def _fewest_ranks(run: Run) -> int:
-    """Return how many ranks the job has at least: numbers up to the largest of a recorded rank or a group's member."""
-    members = [max(group.ranks) + 1 for group in run.groups if group.ranks]
-    return max([*members, *(group.size or 0 for group in run.groups), max(run.ranks, default=-1) + 1])
-
-
 def _amount(name: str, run: Run, windows: Mapping[int, Sequence[StepWindow]], reasons: dict[str, str]) -> Amount | None:
     """Return what a step of the whole job processes: the sum over ranks, mean over steps."""
     totals = _recorded(name, run, windows, reasons)
@@ -258,7 +253,7 @@ def _amount(name: str, run: Run, windows: Mapping[int, Sequence[StepWindow]], re
         return Amount(per_step=logged.pop(), known_from="log") if len(logged) == 1 else None
     steps = len(next(iter(windows.values())))
     of_recorded = sum(totals.values()) / steps
-    world = run.world_size or max(_fewest_ranks(run), len(totals))
+    world = run.world_size or max(fewest_ranks(run), len(totals))
     if world == len(totals):
         return Amount(per_step=of_recorded, known_from="recorded")
     if max(totals.values()) > ALIKE * min(totals.values()):
@@ -276,7 +271,7 @@ def _flops_per_device(run: Run, windows: Mapping[int, Sequence[StepWindow]], rea
         logged = set(_logged(run.facts, "tflop_per_gpu"))
         return Amount(per_step=logged.pop() * TFLOP, known_from="log") if len(logged) == 1 else None
     steps = len(next(iter(windows.values())))
-    world = run.world_size or max(_fewest_ranks(run), len(totals))
+    world = run.world_size or max(fewest_ranks(run), len(totals))
     some = len(totals) < world
     if some and max(totals.values()) > ALIKE * min(totals.values()):
         reasons[name] = f"{len(totals)} of {world} ranks have complete steps, and differ in FLOPs"

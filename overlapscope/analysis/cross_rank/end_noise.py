@@ -16,9 +16,10 @@ FAR_LOOSER: Final = 10.0
 LEAST_NS: Final = 1_000.0
 """... with times in whole microseconds, as many profilers write, differences below this show nothing ..."""
 FEWEST: Final = 8
-"""... and in fewer calls than this, two ranks may seem exact by chance, ..."""
+"""... and in fewer calls than this, two of a few hundred pairs of ranks may seem exact by chance."""
 FEWEST_OTHERS: Final = 4
-"""... of a few hundred pairs; of the same two in other calls, as the one that all ranks make in a step, these do."""
+"""Of two ranks already compared in FEWEST calls, so many calls of another kind are enough, as the one that all ranks
+make in a step."""
 MOST_COMPARED: Final = 1 << 24
 """Where each two tracks are compared, of so many ends in all."""
 SAMPLED: Final = 64
@@ -63,19 +64,24 @@ def _usual(moves_ns: Ints) -> Floats:
     return usual
 
 
-def beyond_gap(noise_ns: Floats, least_ns: Floats, calls: int, others_ns: float = np.inf) -> Flags:
+def beyond_gap(noise_ns: Floats, least_ns: Floats, calls: int, limit_ns: float) -> Flags:
     """Return which tracks are far less exact than the others, by their noise against one track (that one's is infinite
-    and stays): those beyond the first gap, and those beside `others_ns`, the noise of other ranks that make the same
-    calls. Noises of up to `least_ns` are none."""
+    and stays): those beyond the first gap, and those beyond `limit_ns`. Noises of up to `least_ns` are none."""
     others = np.flatnonzero(np.isfinite(noise_ns))
     order = others[np.argsort(noise_ns[others])]
     noise = np.maximum(noise_ns[order], LEAST_NS)
-    beside = np.minimum(np.concatenate([noise[:1], noise[:-1]]), max(others_ns, LEAST_NS))
-    gap = (noise > FAR_LOOSER * beside) & (noise > least_ns[order])
+    usual = FAR_LOOSER * np.concatenate([noise[:1], noise[:-1]])
+    gap = (noise > np.minimum(usual, limit_ns)) & (noise > least_ns[order])
     found = np.zeros(noise_ns.size, np.bool_)
     if calls >= FEWEST and gap.any():
         found[order[gap.argmax() :]] = True
     return found
+
+
+def of_one_group_ns(members_ns: float, between_ns: float) -> float:
+    """Return up to which noise ranks may be members of a group that makes the same calls as others do: not far beyond
+    the noise between members of another group, or far below the noise between them and such members."""
+    return max(FAR_LOOSER * max(members_ns, LEAST_NS), between_ns / FAR_LOOSER)
 
 
 def as_exact(ends_ns: Ints, others_ns: Ints, least_ns: float) -> Ints:

@@ -26,6 +26,7 @@ from overlapscope.analysis.cross_rank.end_noise import (
     beyond_gap,
     noise_beside,
     noises,
+    of_one_group_ns,
 )
 from overlapscope.analysis.cross_rank.group_calls import GroupCalls
 from overlapscope.display import list_some
@@ -65,6 +66,23 @@ class _Track(msgspec.Struct, frozen=True, kw_only=True):
     step: Ints
     lasted_ns: float
     """How long half of the calls lasted at most."""
+
+
+class _Ends(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The ends of calls of tracks that are compared: a track a row."""
+
+    end_ns: Ints
+    rank: Ints
+    lasted_ns: Floats
+
+    @classmethod
+    def of(cls, tracks: Sequence[_Track]) -> "_Ends":
+        most = min(MOST_CALLS, max(FEWEST_ENDS, MOST_ENDS // len(tracks)))
+        return cls(
+            end_ns=np.array([each.end_ns[:most] for each in tracks]),
+            rank=np.array([each.rank for each in tracks]),
+            lasted_ns=np.array([each.lasted_ns for each in tracks]),
+        )
 
 
 class _Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +143,7 @@ def divide(run: Run, calls: GroupCalls) -> DividedCalls | None:
     alike: dict[bytes, list[_Track]] = {}
     for track in tracks:
         alike.setdefault(track.kind.tobytes(), []).append(track)
-    found = [each for same in alike.values() for each in _ending_together(same)]
+    found = [each for same in alike.values() for each in _ending_together(same, run.world_size)]
     found.sort(key=_trust)
     known: list[_Set] = []
     for each in found:
@@ -176,37 +194,59 @@ def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
     return found
 
 
-def _ending_together(tracks: Sequence[_Track]) -> list[_Set]:
-    """Divide tracks of the same kinds of calls into those whose ends keep one distance, at most one of each rank."""
-    most = min(MOST_CALLS, max(FEWEST_ENDS, MOST_ENDS // len(tracks)))
-    ends = np.array([each.end_ns[:most] for each in tracks])
-    ranks = np.array([each.rank for each in tracks])
-    lasted = np.array([each.lasted_ns for each in tracks])
-    exact = noises(ends, ranks)
+def _ending_together(tracks: Sequence[_Track], world_size: int | None) -> list[_Set]:
+    """Divide tracks of the same kinds of calls into those whose ends keep one distance, at most one of each rank.
+
+    Ranks that do so far less exactly than those of a set before are not a set (`of_one_group_ns`): each may have a peer
+    that was not recorded. Where all ranks of the job have such a track, and no more are left than a set has members,
+    they have no other peers.
+    """
+    ends = _Ends.of(tracks)
+    between = noises(ends.end_ns, ends.rank)
+    exact, most_exact = between.copy(), float(between.min())
     nearest = exact.argmin(axis=1)
     left = np.arange(len(tracks))
+    everyone = world_size is not None and unique(ends.rank).size >= world_size
+    alone, largest = len(tracks), 0
     found: list[_Set] = []
-    most_exact = np.inf
     while left.size:
         first = left[exact[left, nearest[left]].argmin()]
-        apart = ends[left] - ends[first]
-        noise, distance = _noise(apart), np.median(apart, axis=1)
-        order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), left != first, ranks[left]))
-        order = order[np.diff(ranks[left][order], prepend=-1) != 0]  # of a rank's tracks, the one that agrees best
-        limit = OF_CALL * np.minimum(lasted[left], lasted[first])
-        order = order[noise[order] <= TOGETHER_NS + limit[order]]
-        near = left[order]
-        beside = noise_beside(ends[near], int(np.flatnonzero(near == first)[0]), ranks[near])
-        order = order[~beyond_gap(beside, limit[order], ends.shape[1], most_exact)]
-        most_exact = min(most_exact, float(beside.min()))
-        members = tuple(_Member(track=tracks[at]) for at in left[order])
-        noise_ns, spread_ns = float(noise[order].max()), float(np.ptp(distance[order]))
-        found.append(_Set(members=members, noise_ns=noise_ns, spread_ns=spread_ns))
-        exact[:, left[order]] = np.inf
-        left = np.delete(left, order)
+        limit_ns = np.inf
+        if found and not (everyone and alone <= largest):
+            limit_ns = of_one_group_ns(most_exact, float(np.delete(between[first], left).min()))
+        own = _ending_with(ends, first, left, limit_ns)
+        found.append(_set_of(tracks, ends, first, own))
+        if own.size > 1:
+            alone, largest = alone - own.size, max(largest, own.size)
+        exact[:, own] = np.inf
+        left = np.setdiff1d(left, own, assume_unique=True)
         again = left[np.isinf(exact[left, nearest[left]])]
         nearest[again] = exact[again].argmin(axis=1)
     return found
+
+
+def _ending_with(ends: _Ends, first: int, left: Ints, limit_ns: float) -> Ints:
+    """Return the tracks, of those that are left, whose ends keep one distance from those of the first one; of each rank
+    the one that does so best."""
+    apart = ends.end_ns[left] - ends.end_ns[first]
+    noise, distance = _noise(apart), np.median(apart, axis=1)
+    order = np.lexsort((np.abs(distance), np.maximum(noise, EVEN_NS), left != first, ends.rank[left]))
+    order = order[np.diff(ends.rank[left][order], prepend=-1) != 0]
+    least_ns = OF_CALL * np.minimum(ends.lasted_ns[left], ends.lasted_ns[first])
+    order = order[noise[order] <= TOGETHER_NS + least_ns[order]]
+    near = left[order]
+    beside = noise_beside(ends.end_ns[near], int(np.flatnonzero(near == first)[0]), ends.rank[near])
+    own: Ints = near[~beyond_gap(beside, least_ns[order], ends.end_ns.shape[1], limit_ns)]
+    return own
+
+
+def _set_of(tracks: Sequence[_Track], ends: _Ends, first: int, own: Ints) -> _Set:
+    apart = ends.end_ns[own] - ends.end_ns[first]
+    return _Set(
+        members=tuple(_Member(track=tracks[at]) for at in own),
+        noise_ns=float(_noise(apart).max()),
+        spread_ns=float(np.ptp(np.median(apart, axis=1))),
+    )
 
 
 def _noise(apart_ns: Ints) -> Floats:

@@ -1,7 +1,7 @@
 """Cut recordings without marks of steps after the kernels of the optimizer, where these repeat alike on all ranks."""
 
 from collections import Counter
-from itertools import pairwise
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import NOT_AN_UPDATE, family_of
-from overlapscope.timeline.columns import COMPUTE, NONE, size
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
@@ -18,12 +18,15 @@ from overlapscope.timeline.run import RankTimeline, Run
 TOGETHER: Final = 0.05
 """Ranks end their optimizers together if these ends differ, on one clock, by at most this share of the shortest cycle.
 A choice: gradients are exchanged before, so that ranks of a step differ by little more than the optimizer does."""
+FEWEST_PRODUCTS: Final = 2
+"""A step has at least so many matrix products, one of forward and one of backward."""
+OF_A_PRODUCT: Final = "splitKreduce"
+"""Name of a kernel that adds up the parts of a product; the library divides it now and then, by its size."""
 
 
 class _Cycle(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank did from the end of an optimizer to the end of the next one, or after the last one."""
 
-    window: tuple[int, int]
     kernels: int
     """All kernels of compute."""
     products: int
@@ -34,26 +37,86 @@ class _Cycle(msgspec.Struct, frozen=True, kw_only=True):
     """How many collectives of each operation began."""
 
     def is_like(self, other: "_Cycle") -> bool:
-        """Return whether both have the same kernels of the optimizer, and as many collectives."""
-        return (self.updates, self.calls) == (other.updates, other.calls)
+        """Return whether both have the same kernels of the optimizer, and as many products and collectives."""
+        own, others = ((each.products, each.updates, each.calls) for each in (self, other))
+        return own == others
+
+
+class _Cycles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The cycles of a rank, and what follows the last one: its kernels and calls, in order of their begins."""
+
+    names: tuple[str, ...]
+    ends_ns: Ints
+    """Ends of the cycles, and of the recording."""
+    start_ns: int
+    update: Codes
+    """Names of the optimizer's kernels."""
+    op: Codes
+    """Operations of the calls."""
+    kernels: Ints
+    """How many kernels, products, kernels of the optimizer and calls there are before each cycle, and in all."""
+    products: Ints
+    updates: Ints
+    calls: Ints
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Begin and end of each cycle, and of what follows."""
+        ends = self.ends_ns.tolist()
+        return list(zip([self.start_ns, *ends], ends, strict=False))
+
+    def cycle(self, at: int) -> _Cycle:
+        """Return a cycle; counted from the end where negative."""
+        at %= self.ends_ns.size
+        return _Cycle(
+            kernels=int(self.kernels[at + 1] - self.kernels[at]),
+            products=int(self.products[at + 1] - self.products[at]),
+            updates=tuple(self._named(self.update[self.updates[at] : self.updates[at + 1]])),
+            calls=Counter(self._named(self.op[self.calls[at] : self.calls[at + 1]])),
+        )
+
+    def _named(self, codes: Codes) -> list[str]:
+        return [self.names[code] if code != NONE else "" for code in codes.tolist()]
+
+    def all_like(self, like: _Cycle) -> bool:
+        """Return whether all cycles are alike; the first may be cut, and so is what follows the last one: neither has
+        more matrix products."""
+        most = max(self.cycle(0).products, self.cycle(-1).products)
+        return most <= like.products and all(self.cycle(at).is_like(like) for at in range(1, self.ends_ns.size - 1))
+
+    def begins_whole(self) -> bool:
+        """Return whether the first cycle has all that the others have, with what followed the last optimizer in its
+        step: else the recording may have begun within a step."""
+        if self.ends_ns.size < 3:
+            return False
+        first, rest, others = self.cycle(0), self.cycle(-1), self.cycle(1)
+        if first.updates != others.updates:
+            return False
+        calls, kernels = (Counter[str](), 0) if rest.products else (rest.calls, rest.kernels)
+        fewest = int(np.diff(self.kernels)[1:-1].min())
+        return first.calls + calls == others.calls and first.kernels + kernels >= fewest
 
 
 def optimizer_cycles(run: Run, clocks: Clocks) -> dict[int, tuple[tuple[int, int], ...]]:
     """Return, for each rank, its time from one end of the optimizer to the next, in ns on its own clock.
 
     Empty unless all ranks have as many of these cycles, in each the same kernels of the optimizer, in one order, and as
-    many collectives, and end them together: several optimizers, and those that run within backward, differ. A first
-    cycle that is cut is left out; what follows the last optimizer is none.
+    many matrix products and collectives, and end them together. So several optimizers differ, as a generator's and
+    a discriminator's, unless these do as much; and so do those that run within backward, as one of them follows
+    forward, unless none was recorded. A first cycle that is cut is left out; what follows the last optimizer is none.
     """
-    found: dict[int, list[_Cycle]] = {}
+    found: dict[int, _Cycles] = {}
     like: _Cycle | None = None
     for rank, timeline in run.ranks.items():
-        found[rank] = own = _cycles(timeline.at_hand())
-        like = like or (own[-2] if own else None)
-        if like is None or not own or not all(each.is_like(like) for each in own[1:-1]):
+        own = _cycles(timeline.at_hand())
+        if own is None:
             return {}
-    first = 0 if all(map(_begins_whole, found.values())) else 1
-    windows = {rank: tuple(each.window for each in own[first:-1]) for rank, own in found.items()}
+        like = like or own.cycle(-2)
+        if like.products < FEWEST_PRODUCTS or not own.all_like(like):
+            return {}
+        found[rank] = own
+    first = 0 if all(each.begins_whole() for each in found.values()) else 1
+    windows = {rank: tuple(own.windows[first:-1]) for rank, own in found.items()}
     if len(set(map(len, windows.values()))) != 1 or not all(windows.values()) or not clocks.comparable(list(windows)):
         return {}
     ends = [clocks.aligned(rank, np.array(own, np.int64)[:, 1]) for rank, own in windows.items()]
@@ -61,19 +124,8 @@ def optimizer_cycles(run: Run, clocks: Clocks) -> dict[int, tuple[tuple[int, int
     return windows if np.ptp(np.array(ends), axis=0).max() <= TOGETHER * shortest_ns else {}
 
 
-def _begins_whole(own: list[_Cycle]) -> bool:
-    """Return whether the first cycle has all that the others have, with what followed the last optimizer in its step:
-    else the recording may have begun within a step."""
-    first, *others, rest = own
-    if not others or first.updates != others[0].updates:
-        return False
-    calls, kernels = (Counter[str](), 0) if rest.products else (rest.calls, rest.kernels)
-    return first.calls + calls == others[0].calls and first.kernels + kernels >= min(each.kernels for each in others)
-
-
-def _cycles(timeline: RankTimeline) -> list[_Cycle]:
-    """Return a rank's cycles, and what follows the last one; empty without kernels of an optimizer, and of several
-    recordings.
+def _cycles(timeline: RankTimeline) -> _Cycles | None:
+    """Return a rank's cycles; None without kernels of an optimizer, and of several recordings.
 
     Two of these kernels are of one optimizer unless there are products between them.
     """
@@ -82,25 +134,31 @@ def _cycles(timeline: RankTimeline) -> list[_Cycle]:
     computes = computes[sort_order(spans.start_ns[computes])]
     updates = in_optimizer(timeline, computes) | rows_named(spans.name[computes], timeline.names, _is_update)
     if not timeline.has_device or size(timeline.recordings) != 1 or not updates.any():
-        return []
+        return None
     products = ~updates & rows_named(spans.name[computes], timeline.names, _is_product)
     before, own = np.cumsum(products)[updates], computes[updates]
     which = np.cumsum(np.append(0, before[1:] != before[:-1]))
-    ends = largest_by(which, spans.end_ns[own], int(which[-1]) + 1)
-    cuts = [int(spans.start_ns.min()), *ends.tolist(), int(spans.end_ns.max())]
-    of_computes, of_calls = (np.searchsorted(ends, each, side="right") for each in (
-        spans.start_ns[computes], calls.start_ns))  # fmt: skip
-    names = np.array([*timeline.names, ""], np.object_)  # -1 is no name
-    return [
-        _Cycle(
-            window=window,
-            kernels=int(np.count_nonzero(of_computes == at)),
-            products=int(np.count_nonzero(products & (of_computes == at))),
-            updates=tuple(names[spans.name[own[which == at]]].tolist()),
-            calls=Counter(names[calls.op[(of_calls == at) & (calls.start_ns != NONE)]].tolist()),
-        )
-        for at, window in enumerate(pairwise(cuts))
-    ]
+    ends = np.maximum.accumulate(largest_by(which, spans.end_ns[own], int(which[-1]) + 1))
+    made = np.flatnonzero(calls.start_ns != NONE)
+    made = made[sort_order(calls.start_ns[made])]
+    begun = partial(_before, starts_ns=spans.start_ns[computes], ends_ns=ends)
+    return _Cycles(
+        names=timeline.names,
+        start_ns=int(spans.start_ns.min()),
+        ends_ns=np.append(ends, spans.end_ns.max()),
+        update=spans.name[own],
+        op=calls.op[made],
+        kernels=begun(),
+        products=begun(of=products),
+        updates=np.append(np.searchsorted(which, np.arange(ends.size + 1)), own.size),
+        calls=_before(calls.start_ns[made], ends),
+    )
+
+
+def _before(starts_ns: Ints, ends_ns: Ints, of: Flags | None = None) -> Ints:
+    """Return how many have begun before each cycle, and in all; of them, where that is asked."""
+    cuts = np.concatenate([[0], np.searchsorted(starts_ns, ends_ns, side="right"), [starts_ns.size]])
+    return cuts if of is None else np.append(0, np.cumsum(of))[cuts]
 
 
 def _is_update(name: str) -> bool:
@@ -108,4 +166,4 @@ def _is_update(name: str) -> bool:
 
 
 def _is_product(name: str) -> bool:
-    return family_of(name) == "matrix products"
+    return family_of(name) == "matrix products" and OF_A_PRODUCT not in name

@@ -7,6 +7,7 @@ the calls of its buckets, comes to the next one as late as before.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 MOST_CALLS: Final = 256
 """Calls of each kind that are looked at: those of one kind have joined their ranks long before."""
 CHECKED_EVERY: Final = 64
+NOTHING: Final = np.zeros(0, np.int64)
 NEVER: Final = int(np.iinfo(np.int64).max)
 JOINED_NS: Final = 1_000.0
 
@@ -41,8 +43,10 @@ class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def of(cls, timeline: RankTimeline, recording: int) -> "_Compute":
+        if not timeline.has_device or not (timeline.steps.recording == recording).any():
+            return cls(starts_ns=NOTHING, ends_ns=NOTHING, calls_ns=NOTHING, until_ns=0)
         windows = [each.window for each in step_windows(timeline) if each.recording == recording and each.window]
-        until = min((end for _, end in windows), default=0) if timeline.has_device else 0
+        until = min((end for _, end in windows), default=0)
         spans, calls = timeline.spans, timeline.collectives
         own = (spans.kind == COMPUTE) & (spans.recording == recording) & (spans.start_ns < until)
         computes = union((spans.start_ns[own], spans.end_ns[own] + LEADS_COUNT_NS))
@@ -60,7 +64,8 @@ class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if at and self.ends_ns[at - 1] > end_ns:
             return False
         begins = self.starts_ns[at : at + 1]
-        ends = self.calls_ns[self.calls_ns > end_ns][:1]
+        after = int(np.searchsorted(self.calls_ns, end_ns, side="right"))
+        ends = self.calls_ns[after : after + 1]
         return not begins.size or not ends.size or bool(begins[0] < ends[0])
 
 
@@ -161,7 +166,7 @@ def _add(
         order += [(float(came.max()), at, call) for call, came in arrivals[at].items()]
     sets = {splits[at].block.ranks for at in arrivals}
     fresh = {rank: _first_call_ns(run.ranks[rank], recording) for rank in begun}
-    compute = {rank: _Compute.of(run.ranks[rank], recording) for rank in begun}
+    compute = cache(lambda rank: _Compute.of(run.ranks[rank], recording))  # read once, where it is asked for
     for number, (_, at, call) in enumerate(sorted(order)):
         if number % CHECKED_EVERY == 0 and all(_joined(delay, ranks) for ranks in sets):
             break
@@ -181,7 +186,7 @@ def _add(
         wait[:, call] = np.clip(waits - would_wait, 0.0, waits)
         of_call = float(came.max() - without.max())
         ends = zip(block.ranks, block.end_ns[:, call].tolist(), strict=True)
-        delay |= {rank: of_call for rank, end in ends if compute[rank].waits_for(end)}
+        delay |= {rank: of_call for rank, end in ends if compute(rank).waits_for(end)}
 
 
 def _first_call_ns(timeline: RankTimeline, recording: int) -> int:

@@ -154,8 +154,8 @@ def _asked_between(graph: Graph, part: RankPart, since_ns: Ints, until_ns: Ints)
 def _only_by_host(graph: Graph, part: RankPart, own: Ints, bound: _Bound, follows: Ints) -> Flags:
     """Return for parts of pieces of these calls whether the compute that follows waited for them only as its host had:
     from their launch until that wait returned no call made another stream wait for an event. What is asked for later
-    delays nothing, as the calls have ended: only where it is known to be one of them, compute needs it, host or not.
-    Not where no such call was recorded."""
+    delays nothing, as the calls have ended. If a recorded (not inferred) event shows that the compute waits for one of
+    these calls, it needs that call in any case. Not where no such call was recorded."""
     found = np.zeros(own.size, np.bool_)
     rows = np.flatnonzero((bound.call != NONE) & (bound.awaited != NONE) & (follows != NONE))
     if part.asked_ns is None or not rows.size:

@@ -32,6 +32,7 @@ from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.analysis.graph.walk import unrecorded_until_ns
 from overlapscope.timeline.columns import (
     COMM,
+    COPY,
     NONE,
     Columns,
     Flags,
@@ -190,7 +191,8 @@ class _Walk:
         or what is left of what synchronisations of the same name had taken, if that is more. 0 for other gaps.
 
         Launch-bound pieces, by `gap`, use it up; so does a kernel with as long a lead, as the host leads again. A wait
-        of another name would have taken the lead that those before it had not; a copy that blocks stays a copy.
+        of another name would have taken the lead that those before it had not; a copy that blocks stays a copy. Waits
+        with nothing but copies between them, as `.cpu()` of several tensors makes them, are one, whatever their names.
         """
         leads_ns, waits = np.zeros(self.span.size, np.int64), np.flatnonzero(self.emptied != NONE)
         if not waits.size:
@@ -205,10 +207,14 @@ class _Walk:
         call = self.emptied[waits]
         alone = ~(self.by_poll[waits] | np.isin(call, self.part.launched_by))
         names = np.where(alone, self.part.call_name[call], np.int32(-1)).tolist()
+        worked = np.cumsum(self.part.span_kind != COPY)
+        in_a_row = np.append(False, np.diff(worked[self.span[waits] - 1]) == 0)
         left_ns, last = 0, -1
-        columns = (waits, self.waited_ns[waits], used_ns, pause_ns, regained_ns)
-        for name, wait, waited, used, paused, regained in zip(names, *(each.tolist() for each in columns), strict=True):
-            lead = max(waited, left_ns) if name == last >= 0 else waited
+        columns = (waits, self.waited_ns[waits], used_ns, pause_ns, regained_ns, in_a_row)
+        for name, wait, waited, used, paused, regained, joined in zip(
+            names, *(each.tolist() for each in columns), strict=True
+        ):
+            lead = max(waited, left_ns) if joined or name == last >= 0 else waited
             leads_ns[wait] = lead
             left_ns, last = 0 if max(regained, paused) >= lead else max(lead - used, 0), name
         return leads_ns

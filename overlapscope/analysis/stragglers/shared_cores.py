@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
-from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.job_identity import fewest_ranks, ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
@@ -281,7 +281,7 @@ def shared_cores(
     `capped_ns` returns the length of the recording and what it would be with pauses of at most 3 ms, by replay; None
     where that is not known. It is no bound where ranks that were not recorded are waited for, and left out then.
     """
-    all_known = run.world_size is None or len(run.ranks) >= run.world_size
+    all_known = len(run.ranks) >= (run.world_size or fewest_ranks(run))
     return waits_for_cores(run) or [
         *(_as_paused(each, len(pinned), capped_ns if all_known else lambda: None) for each in pinned),
         *(_as_turns(each, len(turns)) for each in turns),

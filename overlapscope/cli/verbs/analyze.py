@@ -95,7 +95,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     if len(jobs) > 1:
         parts = []
         for number, job in enumerate(jobs, 1):
-            analysis = with_stated("analyze", analyze_with_advice(job.run, bandwidth), args)
+            analysis = with_stated("analyze", analyze_with_advice(job.run, bandwidth, workers=args.workers), args)
             because = f"\nNot of the jobs above: {job.why}." if job.why else ""
             parts.append(
                 StoredAnalysis(
@@ -111,7 +111,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
             document="[\n" + ",\n".join(each.document for each in parts) + "\n]\n",
         )
     loaded = jobs.pop().run
-    analysis = with_stated("analyze", analyze_with_advice(loaded, bandwidth), args)
+    analysis = with_stated("analyze", analyze_with_advice(loaded, bandwidth, workers=args.workers), args)
     stores = state is not None and sum(each.num_spans for each in loaded.ranks.values()) >= MIN_SPANS
     del loaded  # free its memory for the output
     found = StoredAnalysis(

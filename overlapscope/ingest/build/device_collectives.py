@@ -50,9 +50,10 @@ _RANGES = {
 }
 """Host ranges that describe the collective launched inside them."""
 _SUMS = re.compile(r"^ncclDevKernel_(?:AllReduce|ReduceScatter|Reduce)_[A-Za-z]+_(bf16|f16|f32|f64)_")
-"""Kernels of NCCL since 2.19: one of a floating type runs reductions of that type alone, though of all operators,
-algorithms and protocols, whatever its name says of these (`best_kernel` of src/device/generate.py). One of unsigned
-integers runs signed ones, too (`equivalent_primary`), and one of RCCL, with older names, calls of all types."""
+"""Kernels of NCCL since 2.19: one of a floating type is launched for reductions of that type, though of all operators,
+algorithms and protocols, whatever its name says of these (`best_kernel` of src/device/generate.py). One launch for a
+group of several calls has the name of one of them; here they count as calls of one type. One of unsigned integers runs
+signed ones, too (`equivalent_primary`), and one of RCCL, with older names, calls of all types."""
 _SUMMED = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 

@@ -13,6 +13,7 @@ from overlapscope.report.text.cross_rank import (
     in_flight_text,
     lacks_members,
     late_end_text,
+    late_together_text,
     matched_text,
     straggler_sentences,
     wait_head,
@@ -29,7 +30,9 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     skew = analysis.skew
     sentences = [*in_flight_text(analysis), *(" ".join(each.split()) for each in drained_text(analysis))]
     sentences += straggler_sentences(analysis, MAX_STRAGGLERS)
-    if skew.ranks and not skew.stragglers:
+    together = late_together_text(analysis)
+    sentences += [together] * bool(together)
+    if skew.ranks and not skew.stragglers and not together:
         sentences.append(
             f"No straggler: {rank_list(skew.in_turn)} and the others wait for each other in turn."
             if skew.in_turn

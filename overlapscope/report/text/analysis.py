@@ -399,15 +399,16 @@ def idle_text(analysis: Analysis) -> str:
         return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
     ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
     on_cpu = not analysis.run.has_device
-    shown = [(idle_label(cause, on_cpu=on_cpu), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
-    on = {idle_label(cause, on_cpu=on_cpu): _mostly_on(analysis, cause) for cause, ns in ordered
-          if ns >= WORTH_HOURS * head.idle_ns}  # fmt: skip
-    rest_ns = head.idle_ns - sum(ns for _, ns in shown)
+    shown = [
+        f"{idle_label(cause, on_cpu=on_cpu)} {ms(ns)} ms "
+        f"({_share_of_idle(analysis, cause, ns)}{_mostly_on(analysis, cause) * (ns >= WORTH_HOURS * head.idle_ns)})"
+        for cause, ns in ordered
+        if ns >= WORTH_NAMING * head.idle_ns
+    ]
+    rest_ns = head.idle_ns - sum(ns for _, ns in ordered if ns >= WORTH_NAMING * head.idle_ns)
     if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
-        shown.append(("other", rest_ns))
-    parts = ", ".join(
-        f"{label} {ms(ns)} ms ({_share_of_idle(analysis, label, ns)}{on.get(label, '')})" for label, ns in shown
-    )
+        shown.append(f"other {ms(rest_ns)} ms ({_share_of_idle(analysis, None, rest_ns)})")
+    parts = ", ".join(shown)
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
     return (
         f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
@@ -450,14 +451,14 @@ def empty_ranges_text(analysis: Analysis) -> str:
     )
 
 
-def _share_of_idle(analysis: Analysis, label: str, ns: int) -> str:
-    """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known, and
-    no long step is left out of the shares: these hours are of all steps, without the start of the recording."""
+def _share_of_idle(analysis: Analysis, cause: str | None, ns: int) -> str:
+    """Return the share of idle time that this is, None being no single cause; of a large one also the GPU-hours of a
+    day, where they are known, and no long step is left out of the shares: these hours are of all steps, without the
+    start of the recording."""
     head, cost = analysis.headline, analysis.throughput
     share, begin_ns = ns / (head.idle_ns or 1), head.idle_causes.get(START_OF_RECORDING, 0)
-    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS or left_out(head):
-        return percent(share)
-    if label == idle_label(START_OF_RECORDING):
+    without = cause == START_OF_RECORDING or share < WORTH_HOURS or left_out(head)
+    if cost is None or cost.idle_gpu_hours_a_day is None or without:
         return percent(share)
     of_hours = ns / ((head.idle_ns or 1) - begin_ns)
     price = None if cost.idle_price_a_day is None else of_hours * cost.idle_price_a_day

@@ -1,11 +1,12 @@
 """Render the comparison of ranks as text: wait time by rank, stragglers and their causes, unmatched calls, clocks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 from textwrap import fill, shorten
 from typing import Any, Final
 
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
-from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.common.wording import first_and_count, rank_list, short
 from overlapscope.analysis.cross_rank.wait_transfer import late_from_ns
 from overlapscope.analysis.result import Analysis, Skew, SkewRank
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
@@ -82,10 +83,14 @@ LARGER_INPUTS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """Of a rank whose operations had larger inputs: where that explains most of it, and where it does not."""
 MAX_DELAYING: Final = 4
+MOST_TOGETHER: Final = 8
+"""Ranks that are late together and named."""
 WORTH_DELAY: Final = 0.01
 """Least share of the longest delay of a rank for that of another one to be named."""
 LED_LITTLE: Final = 0.5
 """Where leads, for each of the others, are less than this share of the waiting, the text says what a delay is."""
+LONGER: Final = 1.03
+"""From this ratio on it is said that ranks computed longer than others: equal devices differ by less."""
 OWN_DELAY: Final = 0.5
 """Where less than this share of its delays is a rank's own, in a pipeline, that is said. A choice: mostly."""
 REPEATED: Final = 1.25
@@ -101,7 +106,7 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     skew = analysis.skew
     parts = [] if all_rows else _nobody_late(analysis)
     if not parts:
-        parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis), *together_text(skew)]
+        parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis), *together_text(analysis)]
         parts += drained_text(analysis)
         parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
     parts += matched_text(skew, lacks=lacks_members(analysis))
@@ -162,9 +167,10 @@ def _once_on_devices(skew: Skew) -> list[str]:
     return [f"{COUNTED_ONCE} {once}."]
 
 
-def together_text(skew: Skew) -> list[str]:
-    """Return what a delay is, and how long others waited for each rank, where leads explain little of the waiting: then
-    several ranks were late together."""
+def together_text(analysis: Analysis) -> list[str]:
+    """Return what a delay is, where leads explain little of the waiting: then several ranks were late together. With it
+    who they are, where the same ones were at most calls, else how long others waited for each rank."""
+    skew = analysis.skew
     known = [each for each in skew.ranks if each.waited_for_ns]
     waited_ns = sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in skew.ranks)
     led_ns = sum(each.blame_ns for each in skew.ranks) * (len(skew.ranks) - 1)
@@ -173,6 +179,9 @@ def together_text(skew: Skew) -> list[str]:
     known.sort(key=lambda each: -(each.waited_for_ns or 0))
     shown = [each for each in known if (each.waited_for_ns or 0) >= LATE_ENDS * waited_ns][:MAX_DELAYING]
     first = "A rank delayed others by what it came last after the one before it"
+    who = late_together_text(analysis)
+    if who:
+        return [fill(f"{first}: several were late together. {who}", MAX_WIDTH, break_on_hyphens=False)]
     if not shown:
         return [f"{first}."]
     while_last = ", ".join(f"{ms(each.waited_for_ns)} ms while rank {each.rank} was last" for each in shown)
@@ -180,16 +189,40 @@ def together_text(skew: Skew) -> list[str]:
     return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
 
+def late_together_text(analysis: Analysis) -> str:
+    """Return which ranks came last together, how long others waited for them, and how many times as long they computed,
+    if each did for longer than all others; empty where that is not known, or stages of a pipeline may have drained."""
+    found = analysis.skew.late_together
+    if found is None or _between_stages(analysis):
+        return ""
+    who = rank_list(found.ranks)
+    said = f"{who[0].upper()}{who[1:]} came last together at {found.calls} of {found.of_calls} calls: each of "
+    said += f"{count(len(found.others), 'other rank')} waited {ms(found.waited_ns)} ms for them"
+    computed = {info.rank: info.whole.compute_ns or 0 for info in analysis.ranks}
+    own, theirs = ([computed.get(rank, 0) for rank in ranks] for ranks in (found.ranks, found.others))
+    times = median(own) / median(theirs) if min(theirs) else 0.0
+    longer = times >= LONGER and min(own) > max(theirs)
+    return f"{said}{f', and they computed {times:.2f} times as long' if longer else ''}."
+
+
+def _between_stages(analysis: Analysis) -> bool:
+    return any(row.dimension == PIPELINE and row.op in POINT_TO_POINT for row in analysis.collectives)
+
+
 def drained_text(analysis: Analysis) -> list[str]:
-    """Return that the rank which delayed others most had waited longer itself, as in a pipeline that drains: where
-    there are messages between stages, and less than half of the delay is its own."""
-    messages = any(row.dimension == PIPELINE and row.op in POINT_TO_POINT for row in analysis.collectives)
+    """Return how much of the delay of the rank which delayed others most is its own, and what the rest may be: where
+    there are messages between stages, less than half of it is, and the rank is not named as a straggler."""
+    messages = _between_stages(analysis)
     most = max(analysis.skew.ranks, key=lambda each: each.blame_ns, default=None)
-    if not messages or most is None or most.delayed_ns is None or most.delayed_ns >= OWN_DELAY * most.blame_ns:
+    named = {each.rank for each in analysis.skew.stragglers}
+    if not messages or most is None or most.rank in named:
+        return []
+    if most.delayed_ns is None or most.delayed_ns >= OWN_DELAY * most.blame_ns:
         return []
     said = (
-        f"Rank {most.rank} came last as it had waited for others longer itself, as the first stages of a pipeline do "
-        f"while it drains: {ms(most.delayed_ns)} of its {ms(most.blame_ns)} ms are its own delay."
+        f"Of the {ms(most.blame_ns)} ms of rank {most.rank}, {ms(most.delayed_ns)} are its own delay: the rest is a "
+        "lead that lasts over several calls, or it had waited for others longer itself, as the first stages of a "
+        "pipeline do while it drains."
     )
     return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
@@ -225,22 +258,37 @@ def matched_text(skew: Skew, *, lacks: bool = False) -> list[str]:
 
 
 def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
-    """Return a sentence for each of the first `limit` stragglers, the one with the most blame first.
+    """Return a sentence for each of the first `limit` stragglers, the one with the most blame first; one for those that
+    are late together."""
+    found: dict[tuple[int, ...], list[Straggler]] = {}
+    for each in analysis.skew.stragglers[:limit]:
+        found.setdefault(tuple(sorted([each.rank, *each.late_with])), []).append(each)
+    return [_alone(own[0], analysis) if len(ranks) == 1 else _together(own, analysis) for ranks, own in found.items()]
 
-    Its delay counts a lead that lasts once: where its removal gains more, only that is said.
-    """
+
+def _alone(each: Straggler, analysis: Analysis) -> str:
+    own = f"Rank {each.rank}{_on_host(each)} is a straggler"
+    return f"{own}: {_delayed(each, analysis, 'it')}{_worth(each)}cause: {_cause(each)}."
+
+
+def _together(held: Sequence[Straggler], analysis: Analysis) -> str:
+    """Return the sentence on stragglers that are late together, with all of these ranks, what delayed others most
+    first: not all of them are stragglers."""
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
+    ranks = sorted([held[0].rank, *held[0].late_with], key=lambda rank: (-listed.get(rank, 0), rank))
+    who = first_and_count(list(map(str, ranks)), MOST_TOGETHER, ", ")
+    delays = "".join(_delayed(each, analysis, f"rank {each.rank}") for each in held)
+    causes = "; ".join(f"cause for rank {each.rank}{_on_host(each)}: {_cause(each)}" for each in held)
+    return f"Ranks {who} are late together: {delays}{_worth(held[0])}{causes}."
+
+
+def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
+    """Return the delay of a straggler, which counts a lead that lasts once: empty where its removal gains more."""
+    if (each.removal_ns or 0) > each.blame_ns:
+        return ""
+    listed = {rank.rank: rank.blame_ns for rank in analysis.skew.ranks}
     others = "other recorded ranks" if analysis.run.missing_ranks else "others"
-    return [
-        f"Rank {each.rank}{_on_host(each)} is a straggler: "
-        + (
-            ""
-            if (each.removal_ns or 0) > each.blame_ns
-            else f"it delayed the {others} by {_delay(each, listed)}{each.late_in}{_exposed(each, analysis)}; "
-        )
-        + f"{_worth(each)}cause: {_cause(each)}."
-        for each in analysis.skew.stragglers[:limit]
-    ]
+    return f"{who} delayed the {others} by {_delay(each, listed)}{each.late_in}{_exposed(each, analysis)}; "
 
 
 def _exposed(each: Straggler, analysis: Analysis) -> str:
@@ -258,10 +306,10 @@ def _worth(each: Straggler) -> str:
     """Return what the recording would gain without its excess; empty where that is not known."""
     if each.removal_ns is None or each.removal_low_ns is None or each.removal_high_ns is None:
         return ""
-    others = f" and of ranks {', '.join(map(str, each.late_with))}, late with it," if each.late_with else ""
     span = f" ({ms(each.removal_low_ns)} to {ms(each.removal_high_ns)})"
     between = "" if each.removal_low_ns == each.removal_high_ns else span
-    return f"without its excess{others} the recording would be {ms(each.removal_ns)} ms{between} shorter; "
+    whose = "their" if each.late_with else "its"
+    return f"without {whose} excess the recording would be {ms(each.removal_ns)} ms{between} shorter; "
 
 
 def _on_host(each: Straggler) -> str:

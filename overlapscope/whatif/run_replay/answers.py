@@ -186,8 +186,8 @@ def not_beyond(row: Scenario, bounds: Bounds, base: Scenario) -> Scenario:
 
 
 def only_shorter(row: Scenario) -> Scenario:
-    """Return a scenario that only removes time, such as pauses or a part of transfers: it loses nothing. Its step is
-    compared with another run, which may be slower."""
+    """Return a scenario that only removes time, such as pauses or a part of transfers: its gain is 0 or more, or what
+    is predicted where that is less. A real second run may be slower, so only the gain is clamped, not the step."""
     return msgspec.structs.replace(row, gain_low=min(max(row.gain_low, 0.0), row.gain))
 
 

@@ -162,8 +162,11 @@ def _notes_on_steps(steps: int, replay: RunReplay | None, *, of_calls: bool) -> 
         notes.append(f"{unlike} took much longer or shorter than the others and {left_out} left out")
     if replay.job.cut_short and not of_calls:
         notes.append(
-            "no change is replayed on the last step of the recording, which lacks what the next one begins with; the "
-            "measured step is the median with it"
+            "the last step ends early (no step follows it): no change is replayed on it; the measured median includes "
+            "it"
+            if replay.job.cut_short == 1
+            else f"the last steps of {replay.job.cut_short} recordings end early (no step follows them): no change is "
+            "replayed on them; the measured median includes them"
         )
     if not replay.job.annotated:
         notes.append("no step was annotated: the whole recording counts as one step")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
 from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.losses.blocked_host import WORKERS, _iterating
 from overlapscope.advice.order import ranked
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.shared_stream import busy_lane
@@ -23,6 +24,7 @@ from overlapscope.report.sheet.next_steps import next_steps
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import analysis as text
 from overlapscope.timeline.columns import COMM, NONE, Ints, column_kinds
+from overlapscope.timeline.intervals import length, union
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
@@ -115,6 +117,15 @@ def test_what_the_loop_itself_does_for_a_batch_is_for_workers_to_do() -> None:
     assert "data_loading" in fired(always(*gap, collate)), "without a loader, too"
     launches = Kernel(start=600, end=601, launch=500)
     assert "data_loading" not in fired(always(*gap, launches, collate)), "it computes"
+
+
+def test_a_range_without_a_name_is_none_of_the_iterator() -> None:
+    timeline = always(WORK, Range(name=WORKERS, start=0, end=10)).ranks[0]
+    notes = timeline.annotations
+    iterates, unnamed = notes.name == timeline.names.index(WORKERS), replace(notes, name=np.full_like(notes.name, -1))
+    last = (*(name for name in timeline.names if name != WORKERS), WORKERS)
+    assert length(_iterating(timeline)) == length(union((notes.start_ns[iterates], notes.end_ns[iterates]))) > 0
+    assert length(_iterating(replace(timeline, names=last, annotations=unnamed))) == 0
 
 
 def test_graphs_are_not_advised_where_they_are_launched() -> None:

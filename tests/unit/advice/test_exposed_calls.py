@@ -81,12 +81,12 @@ def test_buckets_during_backward_are_not_advised_where_reductions_begin_there_be
 
 
 def rows_beside_compute(
-    *, number: int = 3, computes: float = 450, gap: float = 1, phase: str | None = None
+    *, number: int = 3, since: float = 0, computes: float = 450, gap: float = 1, phase: str | None = None
 ) -> list[Item]:
     """Return a step in which compute begins with a row of calls of 200 us each, the last of which run on after it."""
     calls = in_a_row(number, 100 + gap, phase=phase, size_bytes=36 * MIB)
     long = [replace(each, end=each.start + 200) for each in calls]
-    return [Kernel(start=0, end=computes), *long, Kernel(start=long[-1].end, end=990, launch=60)]
+    return [Kernel(start=since, end=computes), *long, Kernel(start=long[-1].end, end=990, launch=60)]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,7 @@ def rows_beside_compute(
         pytest.param({"number": 2, "gap": 50, "computes": 350}, False, id="calls apart"),
         pytest.param({"computes": 200}, False, id="none beside compute"),
         pytest.param({"computes": 250}, False, id="nearly none"),
+        pytest.param({"since": 210}, False, id="the first begins before compute"),
         pytest.param({"phase": "forward"}, False, id="in a phase"),
     ],
 )

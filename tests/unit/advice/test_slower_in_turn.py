@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice import rule_input
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.slower_in_turn import UNSEEN, _always, _evened_ns, _longer_ns, _OfStep, slower_in_turn
@@ -154,6 +155,18 @@ def test_where_steps_are_not_marked_cycles_of_the_optimizer_stand_for_them_with_
     other = late(replace(without, ranks=ranks))
     assert other is not None
     assert "kernels" not in other.title
+
+
+def test_cycles_of_the_optimizer_are_looked_for_once_and_of_a_limited_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Run] = []
+    monkeypatch.setattr(rule_input, "optimizer_cycles", lambda run, _: asked.append(run) or {})
+    assert late(job(IN_TURN, marked=False)) is not None
+    assert len(asked) == 1, "late_rank and uneven_steps both need them"
+    monkeypatch.setattr(rule_input, "MOST_COMPARED", RANKS - 1)
+    late(job(IN_TURN, marked=False))
+    assert len(asked) == 1
 
 
 def test_what_ranks_compute_longer_in_turn_is_no_other_loss_where_members_of_their_group_were_not_recorded() -> None:

@@ -15,6 +15,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COPY, NONE, take
 from overlapscope.timeline.names import rows_named
@@ -84,7 +85,9 @@ def test_a_replay_bounds_the_gain_only_where_all_ranks_were_recorded(tmp_path: P
 def replayed(run: Run) -> str | None:
     together = match_and_align(run)
     found = by_rules(run, analyze(run, together), together)
-    bounded = {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run))}
+    bounded = {
+        each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run), summarize_ranks(run))
+    }
     return bounded["copies_on_compute_stream"].bound_from
 
 

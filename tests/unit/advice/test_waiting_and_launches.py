@@ -19,6 +19,7 @@ from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, concat, ma
 from overlapscope.timeline.run import Run
 from tests.support.graph_programs import Launch, Operation, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Sent
+from tests.unit.advice.losses.test_replayed_losses import with_ranges
 from tests.unit.advice.test_advice_rules import always, beginning_earlier, fired, one_by_one
 
 US = 1_000
@@ -103,7 +104,7 @@ def by_finding(run: Run, *, named: bool) -> dict[str, Recommendation]:
 
 def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     slow = fired(simulate({0: repeated(Work(1_000 * US), Launch(0, 300 * US))}).run)["launch_bound"]
-    assert slow.title.startswith("Launch-bound")
+    assert slow.title.startswith("Late launches")
     assert "between calls 0.2 ms or more apart" in slow.title
     assert "reduce-overhead" in slow.apply["torch"]
     assert slow.evidence["long_pauses_ns"] == 0
@@ -111,6 +112,25 @@ def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     assert paused.title.startswith("Pauses of the host: ")
     assert list(paused.apply) == ["host"], "no graph shortens a pause"
     assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
+
+
+@pytest.mark.parametrize("may_fetch", [False, True])
+def test_waits_before_pauses_that_may_fetch_a_batch_are_not_said_to_idle_the_device(*, may_fetch: bool) -> None:
+    run = simulate({0: repeated(Launch(0, 8_000 * US), Sync(), Work(5_000 * US))}).run
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    (pauses,) = [each for each in analysis.findings if each.id == "host_pauses"]
+    said = [replace(pauses, evidence=pauses.evidence | {"may_fetch": may_fetch})]
+    found = {each.id for each in by_rules(run, replace(analysis, findings=said), together)}
+    assert "host_pauses" in found
+    assert ("blocking_calls" in found) is not may_fetch
+
+
+def test_late_launches_name_the_range_in_which_the_host_works_meanwhile() -> None:
+    run = simulate({0: repeated(Work(1_000 * US), Launch(0, 300 * US))}).run
+    begins = run.ranks[0].spans.launch_ns[:-1] + 300 * US
+    named = with_ranges(run, "log_metrics", begins, 650 * US)
+    assert fired(named)["launch_bound"].title.endswith("between calls 0.2 ms or more apart, in log_metrics")
 
 
 def test_pauses_that_are_a_finding_are_not_said_again_as_launches() -> None:

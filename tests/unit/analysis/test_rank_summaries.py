@@ -12,7 +12,7 @@ from overlapscope.analysis import rank_summaries
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summaries import RankByFiles, summarize_ranks
-from overlapscope.ingest.parallel import process_pool, worker_count
+from overlapscope.ingest.parallel import process_pool
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.property.synthetic import Job, Layout, simulate
@@ -45,7 +45,7 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(rank_summaries, "SPANS_WORTH_WORKERS", 1)
     monkeypatch.setattr(rank_summaries, "RANKS_OF_A_TASK", 1)
     monkeypatch.setattr(rank_summaries, "summarize_rank", noted)
-    monkeypatch.setattr(worker_count, "usable_cores", lambda: 2)
+    monkeypatch.setattr(rank_summaries, "usable_cores", lambda: 2)
     monkeypatch.setattr("overlapscope.analysis.graph.building.build.MOST_NODES", 0)
     return here
 
@@ -114,7 +114,7 @@ def test_without_workers_this_process_does_it(
     elif fault == "refused":
         monkeypatch.setattr(process_pool, "WorkerPool", Refused)
     elif fault == "one core":
-        monkeypatch.setattr(worker_count, "usable_cores", lambda: 1)
+        monkeypatch.setattr(rank_summaries, "usable_cores", lambda: 1)
     else:
         monkeypatch.setattr(rank_summaries, "parent_process", lambda: "another one")
     assert [*summarize_ranks(load_run(place))] == [*range(RANKS)]

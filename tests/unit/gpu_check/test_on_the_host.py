@@ -28,10 +28,10 @@ def test_a_check_says_in_one_line_that_there_is_no_device(name: str, tmp_path: P
     assert not (tmp_path / FIGURES_FILE).exists()
 
 
-def measured_on_the_host(checks: list[Check], folder: Path) -> None:
+def measured_on_the_host(checks: list[Check], folder: Path, *, whole_end: bool = False) -> None:
     """Every figure that has a limit is measured under its name, and no check fails."""
     words = [word for check in checks for word in (check.measure, str(folder / check.name))]
-    (done,) = start([["-m", "tests.unit.gpu_check.host_as_device", *words]]).wait(240)
+    (done,) = start([["-m", "tests.unit.gpu_check.host_as_device", *words]], whole_end=whole_end).wait(240)
     assert done.code == 0, done.output[-3000:]
     for check in checks:
         found = read_measured(folder / check.name / FIGURES_FILE, Ended(code=0, seconds=1, output=""))
@@ -56,7 +56,7 @@ def test_two_real_ranks_over_gloo_are_judged_by_their_own_figures(tmp_path: Path
 
 @pytest.mark.long
 def test_checks_of_several_processes_measure_every_figure_that_has_a_limit(tmp_path: Path) -> None:
-    measured_on_the_host([ALL[name] for name in BY_PROCESSES], tmp_path)
+    measured_on_the_host([ALL[name] for name in BY_PROCESSES], tmp_path, whole_end=True)
     found = read_measured(tmp_path / "C14" / FIGURES_FILE, Ended(code=0, seconds=1, output="")).figures
     assert found["steps_kept"] == found["steps_kept_of_stuck"] == 8
     kept = {path.name for path in (tmp_path / "C8" / "keep").iterdir()}

@@ -153,11 +153,21 @@ def test_where_several_are_late_together_it_is_said_for_whom_was_waited() -> Non
     assert said not in " ".join(shown_lines(with_skew(analysis, ranks=older)))
 
 
-@pytest.mark.parametrize(("op", "own", "said"), [("recv", 0.4, True), ("recv", 0.6, False), ("all_reduce", 0.4, False)])
-def test_of_a_stage_that_came_last_as_the_pipeline_drained_it_is_said_what_of_its_delays_is_its_own(
-    op: str, own: float, *, said: bool
+@pytest.mark.parametrize(
+    ("op", "own", "straggles", "said"),
+    [
+        pytest.param("recv", 0.4, False, True, id="less than half"),
+        pytest.param("recv", 0.6, False, False, id="more than half"),
+        pytest.param("all_reduce", 0.4, False, False, id="no messages between stages"),
+        pytest.param("recv", 0.4, True, False, id="of a straggler its own delay is said"),
+    ],
+)
+def test_of_a_stage_that_came_last_it_is_said_what_of_its_delays_is_its_own_and_what_the_rest_may_be(
+    op: str, own: float, *, straggles: bool, said: bool
 ) -> None:
     analysis = analyze(job(fault="host"))
+    (straggler,) = analysis.skew.stragglers
+    analysis = with_skew(analysis, stragglers=[replace(straggler, rank=0)] if straggles else [])
     rows = [replace(each, op=op, dimension="pipeline") for each in analysis.collectives]
     ranks = [
         replace(each, blame_ns=10 * MS, delayed_ns=round(own * 10 * MS)) if each.rank == 0
@@ -165,8 +175,10 @@ def test_of_a_stage_that_came_last_as_the_pipeline_drained_it_is_said_what_of_it
         for each in analysis.skew.ranks
     ]  # fmt: skip
     drained = replace(with_skew(analysis, ranks=ranks), collectives=rows)
-    words = "Rank 0 came last as it had waited for others longer itself, as the first stages of a pipeline do while it"
-    sentence = f"{words} drains: 4.000 of its 10.000 ms are its own delay."
+    sentence = (
+        "Of the 10.000 ms of rank 0, 4.000 are its own delay: the rest is a lead that lasts over several calls, or it "
+        "had waited for others longer itself, as the first stages of a pipeline do while it drains."
+    )
     assert (sentence in " ".join(shown_lines(drained))) is said
     assert (sentence in cross_rank_sentences(drained)) is said
 
@@ -292,6 +304,27 @@ def test_where_the_removal_gains_more_than_leads_that_count_once_only_that_is_sa
     (line,) = [each for each in shown_lines(with_skew(analysis, stragglers=[gains])) if " is a straggler: " in each]
     gain = f"without its excess the recording would be {more_ns / MS:,.3f} ms shorter"
     assert line.startswith(f"Rank {CULPRIT} is a straggler: {gain}; cause: ")
+
+
+def test_of_ranks_that_are_late_together_the_one_that_delayed_most_is_named_first() -> None:
+    analysis = analyze(job(fault="host"))
+    (held,) = analysis.skew.stragglers
+    first, second = (rank for rank in range(RANKS) if rank != CULPRIT and rank < 3)
+    blame_ns = {first: 3 * MS, CULPRIT: 2 * MS, second: MS}
+    ranks = [replace(each, blame_ns=blame_ns.get(each.rank, 0)) for each in analysis.skew.ranks]
+    more_ns = 2 * held.blame_ns
+    gains = replace(
+        held, removal_ns=more_ns, removal_low_ns=more_ns, removal_high_ns=more_ns, late_with=[first, second]
+    )
+    shown = shown_lines(with_skew(analysis, stragglers=[gains], ranks=ranks))
+    (line,) = [each for each in shown if " are late together: " in each]
+    gain = f"without their excess the recording would be {more_ns / MS:,.3f} ms shorter"
+    named = f"Ranks {first}, {CULPRIT}, {second} are late together: {gain}; cause for rank {CULPRIT}: "
+    assert line.startswith(named)
+    both = [gains, replace(gains, rank=second, late_with=[first, CULPRIT])]
+    (line,) = [each for each in shown_lines(with_skew(analysis, stragglers=both, ranks=ranks)) if gain in each]
+    assert line.startswith(named)
+    assert f"; cause for rank {second}: " in line, "one sentence for all of them"
 
 
 def test_blame_that_the_table_does_not_contain_is_shown_apart() -> None:

@@ -63,7 +63,7 @@ def test_powersgd_sends_what_torchs_own_hook_does_for_each_bucket(rank: int) -> 
     """Three all-reduces a bucket; which of them interleave with other buckets' is the hook's matter."""
     (done,) = start([["-c", TORCH_HOOK.replace("RANK", str(rank))]]).wait(300)
     assert done.code == 0, done.output
-    seen = json.loads(done.output.strip().splitlines()[-1])
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
     shapes = [tuple(seen["shapes"][at]) for at in seen["ready"]]
     gradients = Gradients(
         names=tuple(map(str, seen["ready"])),

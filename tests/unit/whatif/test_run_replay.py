@@ -21,9 +21,9 @@ from overlapscope.timeline.columns import COMM, NONE, Steps, make
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.result import Bounds, Scenario, WhatIf
-from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, nothing_to_gain, run_replay
+from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, nothing_to_gain, only_shorter, run_replay
 from overlapscope.whatif.run_replay.transfers import computing_share, retimed
-from overlapscope.whatif.step_graph.graph_case import OLDER
+from overlapscope.whatif.step_graph.graph_case import OLDER, _notes_on_steps
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import shared_file
@@ -210,11 +210,29 @@ def test_a_last_step_without_what_the_others_end_with_is_no_sample_of_a_change(s
     answer, replay = answered(run), run_replay(run, match_and_align(run))
     assert isinstance(replay, RunReplay)
     assert (replay.job.cut_short, replay.job.steps_ns.size) == (left_out, steps), "the measured step is of all"
-    assert any("no change is replayed on the last step" in each for each in answer.reasons) == bool(left_out)
+    said = "the last step ends early (no step follows it): no change is replayed on it; the measured median includes it"
+    assert (said in answer.reasons) == bool(left_out)
     paused, faster = row(answer, host_pauses_ms=3.0), row(answer, link_speed=2.0)
     assert paused.gain == pytest.approx(5 / 26 if left_out else 10 / 70, rel=0.02)
     assert min(paused.gain_low, faster.gain_low) >= 0
     assert (paused.gain_high - paused.gain < 0.05) == bool(left_out)
+
+
+def test_last_steps_of_several_recordings_are_told_as_such() -> None:
+    replay = run_replay(run_of("a100_ddp"), match_and_align(run_of("a100_ddp")))
+    assert isinstance(replay, RunReplay)
+    two = replace(replay, job=replace(replay.job, cut_short=2))
+    assert (
+        "the last steps of 2 recordings end early (no step follows them): no change is replayed on them; the measured "
+        "median includes them"
+    ) in _notes_on_steps(5, two, of_calls=False)
+
+
+def test_the_gain_of_a_scenario_that_only_removes_time_begins_at_0_or_at_what_is_predicted() -> None:
+    base = row(answered(run_of("a100_ddp")), host_pauses_ms=3.0)
+    for gain, low, clamped in ((0.2, -0.1, 0.0), (0.2, 0.1, 0.1), (-0.01, -0.05, -0.01)):
+        given = replace(base, gain=gain, gain_low=low)
+        assert only_shorter(given) == replace(given, gain_low=clamped)
 
 
 def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:

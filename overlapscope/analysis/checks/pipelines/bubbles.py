@@ -54,15 +54,15 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]
     differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
     """
     alike = alike_stages(run, stages)
-    busy_ns: dict[int, dict[int, float]] = {}
+    work_ns: dict[int, dict[int, float]] = {}
     for group, own in alike:  # of pipelines side by side, each may have other stages recorded
-        of_places = busy_ns.setdefault(len(group.ranks or ()), {})
+        of_places = work_ns.setdefault(len(group.ranks or ()), {})
         for each in own:
-            of_places[each.place] = max(_busy_ns(each), of_places.get(each.place, 0.0))
+            of_places[each.place] = max(_work_ns(each), of_places.get(each.place, 0.0))
     return [
         finding
         for group, own in alike
-        for finding in _excess(group.name, group.ranks or (), own, busy_ns[len(group.ranks or ())])
+        for finding in _excess(group.name, group.ranks or (), own, work_ns[len(group.ranks or ())])
     ]
 
 
@@ -70,11 +70,17 @@ def _busy_ns(stage: PipelineStage) -> float:
     return stage.window_ns - stage.bubble_ns
 
 
+def _work_ns(stage: PipelineStage) -> float:
+    """Return how long a stage is busy without the calls that come once a step: a stage that has drained waits there for
+    the others, which makes none of them wait."""
+    return _busy_ns(stage) - stage.once_ns
+
+
 def _excess(
-    group: str, ranks: Sequence[int], stages: Sequence[PipelineStage], busy_ns: Mapping[int, float]
+    group: str, ranks: Sequence[int], stages: Sequence[PipelineStage], work_ns: Mapping[int, float]
 ) -> list[Finding]:
-    """Return the finding on a pipeline; `busy_ns` is for how long stages are busy at most, by place, in it and those
-    beside it, which says what stages do that were not recorded in it."""
+    """Return the finding on a pipeline; `work_ns` is how long stages work at most, by place, in it and those beside it,
+    which says what stages do that were not recorded in it."""
 
     def more(stage: PipelineStage) -> float:
         return stage.bubble_ns - ideal_bubble_ns(_busy_ns(stage), len(ranks), stage.activations)
@@ -85,9 +91,9 @@ def _excess(
     ideal = worst.bubble_ns - more(worst)
     needs = needed_bubbles_ns(worst, len(ranks))
     excess = between_ms([worst.bubble_ns - each for each in needs])
-    its_ns = {**busy_ns, **{each.place: _busy_ns(each) for each in stages}}
+    its_ns = {**work_ns, **{each.place: _work_ns(each) for each in stages}}
     busiest = max(its_ns, key=its_ns.__getitem__)
-    longer = min(its_ns[busiest] - _busy_ns(worst), more(worst))
+    longer = min(its_ns[busiest] - _work_ns(worst), more(worst))
     uneven = longer >= max(MIN_NS, MIN_SHARE * worst.window_ns)
     of_it = f"; {longer / 1e6:.3f} ms of it as stage {busiest} is busy for longer" if uneven else ""
     return [
@@ -156,7 +162,7 @@ def _saved_by_twice_ns(stages: Sequence[PipelineStage], count: int) -> float:
     A step takes as long as its busiest stage, and one micro-batch on each other stage. A stage that was not recorded
     is busy for no longer than the busiest, for what is known.
     """
-    worked = [_busy_ns(each) - each.once_ns for each in stages]
+    worked = [_work_ns(each) for each in stages]
     others_ns = sum(worked) - max(worked) + (count - len(stages)) * max(worked)
     return others_ns / (2 * stages[0].at_most)
 

@@ -56,6 +56,10 @@ def test_one_call_with_much_of_the_exposed_time_is_named(mib: int, said: str) ->
     twice = dominant_calls(looked_at(made(lambda _: in_turn((4, 100, 20), (8, 200, 20), (8, 200, 20)))))
     assert twice is not None
     assert twice.largest is None, "two calls have it"
+    often = in_turn((4, 60, 20), (5, 75, 20))
+    rare = dominant_calls(looked_at(made(lambda step: often if step else in_turn((4, 60, 20), (16, 800, 20)))))
+    assert rare is not None
+    assert rare.largest is None, "a mean over steps is no call of one of them"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,7 @@ def test_even_the_fastest_large_calls_may_be_as_slow_as_sockets(
     monkeypatch.setattr(call_rates, "SOCKET_BYTES", MIB)  # steps of 1 ms hold no larger ones that are slow
     given = one_of_eight(in_turn((1, us, 20)), ranks)
     found = like_sockets(given, dominant_calls(given))  # the last of six steps is cut short
-    assert found == ((pytest.approx(1.75 * MIB / (us * 1e3)), 5) if slow else None)
+    assert found == ((pytest.approx(1.75 * MIB / (us * 1e3)), 5, False) if slow else None)
     known = [replace(each, host="a") for each in given.analysis.ranks]
     one_host = replace(given, analysis=replace(given.analysis, ranks=known))
     assert like_sockets(one_host, dominant_calls(given)) == found, "of the others no host is known"
@@ -176,7 +180,7 @@ def test_even_the_fastest_large_calls_may_be_as_slow_as_sockets(
         pytest.param("00000000", False, id="each process sees its own alone"),
     ],
 )
-def test_ranks_with_devices_of_one_number_are_on_several_hosts(
+def test_ranks_with_devices_of_one_number_are_perhaps_on_several_hosts(
     monkeypatch: pytest.MonkeyPatch, devices: str, *, several: bool
 ) -> None:
     monkeypatch.setattr(call_rates, "SOCKET_BYTES", MIB)
@@ -190,10 +194,16 @@ def test_ranks_with_devices_of_one_number_are_on_several_hosts(
         for (rank, own), device in zip(run.ranks.items(), devices, strict=True)
     }
     given = looked_at(replace(run, ranks=numbered))
-    assert (like_sockets(given, dominant_calls(given)) is not None) == several
+    found = like_sockets(given, dominant_calls(given))
+    assert (found is not None) == several
+    assert found is None or not found[2], "processes of containers, or that share devices, have one number too"
     known = [replace(each, host="a") for each in given.analysis.ranks]
     one_host = replace(given, analysis=replace(given.analysis, ranks=known))
     assert like_sockets(one_host, dominant_calls(given)) is None
+    two = [replace(each, host="ab"[each.rank // 4]) for each in given.analysis.ranks]
+    on_two = like_sockets(replace(given, analysis=replace(given.analysis, ranks=two)), dominant_calls(given))
+    assert on_two is not None
+    assert on_two[2], "by their names"
 
 
 def test_groups_of_another_size_say_nothing_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,4 +219,4 @@ def test_groups_of_another_size_say_nothing_of_these(monkeypatch: pytest.MonkeyP
         groups=(*given.run.groups, Group(name="h", size=2, ranks=(0, 1))),
     )
     mixed = looked_at(run)
-    assert like_sockets(mixed, dominant_calls(mixed)) == (pytest.approx(1.75 * MIB / 800e3), 5)
+    assert like_sockets(mixed, dominant_calls(mixed)) == (pytest.approx(1.75 * MIB / 800e3), 5, False)

@@ -1,5 +1,7 @@
 """What replays say of losses: of how many steps a gain is, which waits stay, and what does as well."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -10,6 +12,8 @@ from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COPY, OPERATION, Annotations, HostSpans, Ints, Steps, concat, make, take
 from overlapscope.timeline.names import rows_named
@@ -18,15 +22,17 @@ from tests.support.graph_programs import START_NS, Launch, Operation, Record, Sy
 
 US, MS = 1_000, 1_000_000
 STEPS = 4
+MANY = 20
+"""More steps than `host_pauses` lists pauses."""
 PAUSE = 5 * MS
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 COPIED = Launch(0, 10 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
 
 
-def draining(then: Operation = COPIED) -> list[Operation]:
+def draining(then: Operation = COPIED, steps: int = STEPS) -> list[Operation]:
     """Return steps that each compute, copy to the host, wait for that, and pause before they compute again."""
     step = [Launch(0, 20 * MS), then, Sync(0), Work(PAUSE)]
-    return [each for _ in range(STEPS) for each in step] + [Launch(0, 20 * MS)]
+    return [each for _ in range(steps) for each in step] + [Launch(0, 20 * MS)]
 
 
 def with_ranges(run: Run, name: str, starts: Ints, lasted_ns: int = PAUSE - 2 * US) -> Run:
@@ -59,10 +65,12 @@ def read_a_number(run: Run) -> Run:
     return replace(run, ranks={0: replace(timeline, host=rows, names=names)})
 
 
-def replayed(run: Run, found: list[Recommendation] | None = None) -> dict[str, Recommendation]:
-    together = match_and_align(run)
+def replayed(
+    run: Run, found: list[Recommendation] | None = None, alone: Mapping[int, RankSummary] | None = None
+) -> dict[str, Recommendation]:
+    together, alone = match_and_align(run), alone or summarize_ranks(run)
     found = by_rules(run, analyze(run, together), together) if found is None else found
-    return {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run))}
+    return {each.id: each for each in with_replayed_gains(found, run, together, BuiltGraphs(run), alone)}
 
 
 def test_a_wait_for_data_that_the_host_works_on_stays() -> None:
@@ -125,9 +133,9 @@ def test_a_gain_is_of_the_steps_whose_fetch_the_graph_has(first_ns: int, of_step
         start_ns=np.array([START_NS]), end_ns=np.array([START_NS + first_ns - US]),
     )  # fmt: skip
     steps = make(Steps, STEPS + 1, recording=0, step=np.arange(STEPS + 1))
-    unmarked = replayed(run)["data_loading"]
+    unmarked, alone = replayed(run)["data_loading"], summarize_ranks(run)
     run = replace(run, ranks={0: replace(timeline, annotations=concat([before, timeline.annotations]), steps=steps)})
-    found = replayed(run, [replace(unmarked, per="step", bound_from="loss")])["data_loading"]
+    found = replayed(run, [replace(unmarked, per="step", bound_from="loss")], alone)["data_loading"]
     assert found.gain_high_ns == pytest.approx((unmarked.gain_high_ns or 0) / of_steps, rel=0.001)
 
 
@@ -210,9 +218,14 @@ def test_communication_that_only_the_host_waits_for_counts_as_what_compute_could
     assert "waits 0" not in title, "next to nothing is idle"
 
 
-def test_compute_overlaps_no_more_communication_than_it_lasts_and_may_need_it() -> None:
+REDUCED = [Record("computed", 0), Wait("computed", 3), Launch(3, 5 * MS, COMM, "ncclAllReduce"), Record("reduced", 3),
+           Wait("reduced", 0), Launch(0, US)]  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [[], REDUCED], ids=["alone", "beside calls that compute waits for"])
+def test_compute_overlaps_no_more_communication_than_it_lasts_and_may_need_it(others: list[Operation]) -> None:
     gather = [Record("computed", 0), Wait("computed", 1), Launch(1, 3 * MS, COMM, "ncclAllGather")]
-    step = [*gather, Sync(1), Record("other", 2), Wait("other", 0), Launch(0, 1 * MS)]
+    step = [*gather, Sync(1), Record("other", 2), Wait("other", 0), Launch(0, 1 * MS), *others]
     found = replayed(simulate({0: [Launch(0, 1 * MS), Launch(2, US), *step * 12]}).run)
     waits = found["blocking_calls"]
     assert waits.evidence["awaited_communication_ns"] == pytest.approx(13 * MS, rel=0.05), "of 36 ms"
@@ -221,8 +234,9 @@ def test_compute_overlaps_no_more_communication_than_it_lasts_and_may_need_it() 
     assert "exposed_communication" in found, "most of it stays"
 
 
-def test_pauses_after_waits_and_these_waits_are_said_to_be_the_same_time() -> None:
-    run = simulate({0: draining()}).run
+@pytest.mark.parametrize("steps", [STEPS, 40], ids=["all listed", "more than are listed"])
+def test_pauses_after_waits_and_these_waits_are_said_to_be_the_same_time(steps: int) -> None:
+    run = simulate({0: draining(steps=steps)}).run
     found = replayed(with_ranges(read_a_number(run), "prepare", returned(run.ranks[0])))
     assert "; most of it is time that blocking_calls names, too" in found["host_pauses"].title
     assert OF_PAUSES_TOO in found["blocking_calls"].title
@@ -235,14 +249,14 @@ def test_pauses_far_longer_than_what_the_device_works_stay_without_the_waits_bef
     assert OF_PAUSES_TOO in found["blocking_calls"].title
 
 
-@pytest.mark.parametrize(("steps", "late"), [(STEPS, STEPS), (STEPS + 1, STEPS), (STEPS + 2, STEPS + 2)])
+@pytest.mark.parametrize(("steps", "late"), [(MANY, MANY), (MANY + 1, MANY), (MANY + 2, MANY + 2)])
 def test_a_gain_without_waits_is_of_the_steps_in_which_a_host_pauses_after_one(steps: int, late: int) -> None:
-    run = simulate({0: draining()}).run
+    run = simulate({0: draining(steps=MANY)}).run
     run = with_ranges(read_a_number(run), "prepare", returned(run.ranks[0]))
-    timeline = run.ranks[0]
-    pauses = [{"rank": 0, "start_ns": each, "paused_ns": PAUSE} for each in returned(timeline).tolist()]
-    found = replayed(run)["host_pauses"]
-    found = replace(found, per="step", evidence={**found.evidence, "pauses": pauses})
+    timeline, alone, found = run.ranks[0], summarize_ranks(run)[0], replayed(run)["host_pauses"]
+    assert alone.long_pauses is not None
+    found = replace(found, per="step", evidence={**found.evidence, "steps": list(range(MANY))})
+    own = replace(alone, long_pauses=replace(alone.long_pauses, step=np.arange(MANY)))
     marked = replace(timeline, steps=make(Steps, steps, recording=0, step=np.arange(steps)))
-    waits = replayed(replace(run, ranks={0: marked}), [found])["blocking_calls"]
-    assert waits.gain_high_ns == pytest.approx(STEPS * PAUSE / late, rel=0.01)
+    waits = replayed(replace(run, ranks={0: marked}), [found], {0: own})["blocking_calls"]
+    assert waits.gain_high_ns == pytest.approx(MANY * PAUSE / late, rel=0.01)

@@ -255,6 +255,33 @@ def test_ranks_whose_peers_were_not_recorded_are_not_paired_where_others_end_ten
     assert "no other rank made the 80 calls of rank 2, 3 in the same order" in found.matching.reasons[0]
 
 
+def pairs_of_which_one_is_exact(groups: Sequence[Members], compute_ms: float) -> tuple[Run, set[Any]]:
+    """The ends of the second rank of all pairs but the first are seen about 80 us early or late."""
+    noise_ns = np.random.default_rng(1).normal(0, 80 * US, size=1009).astype(np.int64)
+    loose = {second for _, second in groups[1:]}
+    program: list[Call] = [(1, 1000, members, compute_ms) for _ in range(40) for members in groups]
+    return made(program, clock=lambda rank, time: time + int(noise_ns[(time + rank) % 1009]) * (rank in loose))
+
+
+@pytest.mark.parametrize(
+    ("groups", "compute_ms", "world", "exact_alone"),
+    [
+        pytest.param(PAIRS[:2], 0.5, 4, False, id="all ranks: the others have no other peers"),
+        pytest.param(PAIRS[:3], 0.5, 6, True, id="all ranks: the others may be of these groups or of those"),
+        pytest.param(PAIRS[:2], 0.5, 8, True, id="some ranks, in one phase"),
+        pytest.param(PAIRS[:2], 0.5, None, True, id="of unknown number, in one phase"),
+        pytest.param(PAIRS[:2], 9.0, 8, False, id="some ranks, each pair far more exact than both"),
+        pytest.param(PAIRS[:3], 9.0, None, False, id="of unknown number, each pair far more exact than both"),
+    ],
+)
+def test_a_pair_that_is_far_less_exact_than_another_one_is_one_where_it_can_be_nothing_else(
+    groups: Sequence[Members], compute_ms: float, world: int | None, *, exact_alone: bool
+) -> None:
+    run, together = pairs_of_which_one_is_exact(groups, compute_ms)
+    of_these = {each for each in together if not exact_alone or {rank for rank, _ in each} == {0, 1}}
+    assert paired(match_and_align(replace(run, world_size=world))) == of_these
+
+
 def test_a_call_of_all_ranks_in_each_of_a_few_steps_shows_how_exactly_they_end_together() -> None:
     random = np.random.default_rng(1)
     apart = random.integers(150 * US, size=(2, 40))

@@ -1,11 +1,14 @@
 """Recordings that begin apart: what that explains of the waits is charged to nobody."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.start_delays import with_start_delays
 from overlapscope.analysis.cross_rank.wait_transfer import beyond_start, leads
 from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.step_table import RankWindows
@@ -13,6 +16,8 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import COMPUTE, Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
+from overlapscope.timeline.store import lazy_rank as stored
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.support.rank_rows import rank_timeline
 
 MS = 1_000_000
@@ -191,6 +196,34 @@ def test_a_delay_lasts_until_a_call_that_compute_waits_for(
     found = waits(recorded([0, 30], arrivals, kernels=kernels, marked=True))
     assert tuple(found[rank][2] for rank in (0, 1)) == blame
     assert waits(recorded([0, 30], arrivals))[1][2] == 29 + 24 + 10, "unknown compute counts as waiting for each call"
+
+
+@pytest.mark.parametrize(
+    ("starts", "groups", "marked", "read"),
+    [
+        pytest.param([0, 30], [[0, 1]] * 2, True, 2, id="each rank once"),
+        pytest.param([0, 30], [[0, 1]] * 2, False, 2, id="without steps for their begins alone"),
+        pytest.param([0, 0, 30, 30], [[0, 1], [2, 3]], True, 0, id="not of ranks that began with those they meet"),
+        pytest.param([0, 30, 30], [[0, 1], [0, 1]], True, 2, id="not of a rank without calls"),
+    ],
+)
+def test_kernels_are_read_where_it_is_asked_which_calls_a_delayed_rank_waits_for(
+    starts: list[int], groups: list[list[int]], marked: bool, read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = [[starts[rank] + 10 for rank in own] for own in groups]
+    kernels = {rank: [(start, start + 5), (start + 60, start + 90)] for rank, start in enumerate(starts)}
+    save_run(recorded(starts, arrivals, groups, kernels, marked=marked), tmp_path / "run", version="1")
+    monkeypatch.setattr(stored, "KEPT_TABLES", 1)
+    monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (0,))
+    run, reading = load_run(tmp_path / "run"), stored.read_table
+    reads: list[str] = []
+    found = match_and_align(run)
+    assert found.matched == 2
+    monkeypatch.setattr(
+        stored, "read_table", lambda folder, name, *rest: (reads.append(name), reading(folder, name, *rest))[1]
+    )
+    with_start_delays(run, found.splits, found.clocks)
+    assert reads.count("spans") == read
 
 
 # --- lateness beside the spread of the starts -------------------------------------------------------------------------

@@ -291,11 +291,38 @@ def test_the_start_of_a_recording_costs_no_gpu_hours() -> None:
     assert its.exposed_causes_gpu_hours_a_day == {"dependency": its.exposed_gpu_hours_a_day}
     assert its.idle_causes_gpu_hours_a_day == {"launch_bound": its.idle_gpu_hours_a_day}
     said = " ".join(idle_text(costed).split())
-    assert f"launch-bound 1.000 ms (50.0 %, {its.idle_gpu_hours_a_day:,.1f} GPU-hours a day)" in said
+    assert f"late launch by the host 1.000 ms (50.0 %, {its.idle_gpu_hours_a_day:,.1f} GPU-hours a day)" in said
     assert "start of the recording 1.000 ms (50.0 %)" in said
     assert ["wait: recordings began apart", "1.000", "33.3 %", "0.0 %", "n/a"] in [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in exposed_causes_text(costed).splitlines()
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "cause"),
+    [
+        pytest.param([(0, 10), (10, 20)], "dependency", id="others of all steps together"),
+        pytest.param([(0, 20)], "unknown", id="one step: none"),
+    ],
+)
+def test_hours_are_of_a_cause_where_a_median_step_has_nothing_but_the_start_of_the_recording(
+    steps: list[tuple[int, int]], cause: str
+) -> None:
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, steps, device=True)}))
+    begin = {"start_of_recording": MS}
+    ranks = [
+        replace(
+            each, steps=[replace(one, causes={"dependency": MS}, idle_causes={"dependency": MS}) for one in each.steps]
+        )
+        for each in analysis.ranks
+    ]
+    for causes in (begin, {}):
+        head = replace(analysis.headline, causes=causes, idle_causes=causes)
+        its = with_costs(replace(analysis, ranks=ranks, headline=head)).throughput
+        assert its is not None
+        assert its.exposed_gpu_hours_a_day
+        assert its.exposed_causes_gpu_hours_a_day == {cause: its.exposed_gpu_hours_a_day}
+        assert sum(its.idle_causes_gpu_hours_a_day.values()) == its.idle_gpu_hours_a_day
 
 
 def test_a_gain_of_each_step_is_a_share_of_the_mean_step_where_few_are_long() -> None:

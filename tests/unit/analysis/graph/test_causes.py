@@ -141,6 +141,19 @@ def test_a_wait_of_another_kind_that_follows_soon_ends_what_the_one_before_it_to
     assert found["launch_bound"] > 1_400
 
 
+@pytest.mark.parametrize("between", [[], [Launch(0, 5 * US)]], ids=["in a row", "a kernel between"])
+def test_copies_that_are_waited_for_in_a_row_are_one_wait(between: list[Operation]) -> None:
+    # As .cpu() of two tensors: the second one waits for its own copy alone.
+    found = idle(
+        Launch(0, 2_000 * US), CopyBack(0, US), *between, CopyBack(0, US), Work(1_500 * US), Launch(0, 10 * US)
+    )
+    if between:
+        assert found["launch_bound"] > 1_400, "without the first alone the host would have waited for the kernel"
+    else:
+        assert found["drained"] > 1_500
+        assert "launch_bound" not in found
+
+
 def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> None:
     found = idle(Work(20 * US), Launch(0, 50 * US), Sync(), Work(2_000 * US), Launch(0, 10 * US))
     assert found["drained"] <= 55

@@ -11,8 +11,9 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts, shared_cores
 from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import length
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Group, Run
 from tests.conftest import shared_file
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, scheduled
 from tests.support.rank_rows import rank_timeline
@@ -70,14 +71,32 @@ def test_hosts_that_spin_in_waits_hold_a_core_for_a_turn_at_most(turn_ms: int, s
     assert [each.cores for each in found(hosts)] == [1] * shared
 
 
-def test_no_gain_is_said_where_ranks_that_were_not_recorded_may_be_waited_for() -> None:
+def paused_ranks(world_size: int | None, group_size: int | None = None, groups: tuple[Group, ...] = ()) -> Run:
+    """Return four ranks that made a call each, which names no group."""
+    calls = [
+        {"op": "all_reduce", "start_ns": 0, "end_ns": MS, "group_size": NONE if group_size is None else group_size}
+    ]
+    ranks = {rank: rank_timeline(rank, calls=calls) for rank in range(4)}
+    return Run(world_size=world_size, ranks=ranks, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        pytest.param(paused_ranks(4), True, id="all"),
+        pytest.param(paused_ranks(8), False, id="half of them"),
+        pytest.param(paused_ranks(None), True, id="the size of the job is not known"),
+        pytest.param(paused_ranks(None, 4), True, id="... and calls have no more members"),
+        pytest.param(paused_ranks(None, 8), False, id="... and calls have more members"),
+        pytest.param(paused_ranks(None, groups=(Group(name="g", size=8),)), False, id="... and a group has more"),
+        pytest.param(paused_ranks(None, groups=(Group(name="g", ranks=(0, 5)),)), False, id="... and has others"),
+    ],
+)
+def test_no_gain_is_said_where_ranks_that_were_not_recorded_may_be_waited_for(run: Run, *, said: bool) -> None:
     (pinned,) = found([host(paused) for paused in scheduled(4, 2, 4)])
-    ranks = {rank: rank_timeline(rank) for rank in range(4)}
-    (whole,) = shared_cores(Run(world_size=4, ranks=ranks), [pinned], capped_ns=lambda: (LENGTH, LENGTH // 2))
-    (part,) = shared_cores(Run(world_size=8, ranks=ranks), [pinned], capped_ns=lambda: (LENGTH, LENGTH // 2))
-    assert "with pauses of at most 3 ms it would take 200.0 ms" in whole.title
-    assert part.title == whole.title.split("; with pauses")[0]
-    assert "pauses_capped_ns" not in part.evidence
+    (named,) = shared_cores(run, [pinned], capped_ns=lambda: (LENGTH, LENGTH // 2))
+    assert ("; with pauses of at most 3 ms it would take 200.0 ms" in named.title) == said
+    assert ("pauses_capped_ns" in named.evidence) == said
 
 
 def test_what_a_host_does_in_a_wait_for_its_device_counts_neither_way() -> None:

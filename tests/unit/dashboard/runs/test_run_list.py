@@ -90,7 +90,8 @@ def test_the_largest_loss_is_the_largest_of_exposed_and_idle_causes() -> None:
                     idle_causes={"launch_bound": 40 * MS})  # fmt: skip
     found = largest_loss(head, on_cpu=False)
     assert found is not None
-    assert (found.words, found.kind, found.chain) == ("idle: launch-bound: 40.0 %", "idle-launch_bound", "longest-idle")
+    words = "idle: late launch by the host: 40.0 %"
+    assert (found.words, found.kind, found.chain) == (words, "idle-launch_bound", "longest-idle")
     smaller = replace(head, idle_causes={"launch_bound": 4 * MS}, causes={"tail": 4 * MS})
     assert largest_loss(smaller, on_cpu=False) is None
     assert largest_loss(Headline(), on_cpu=False) is None

@@ -80,6 +80,22 @@ def test_of_pipelines_side_by_side_the_other_ones_say_only_what_stages_do_that_w
     assert (other.get("uneven_ns"), other.get("busiest_stage")) == (uneven or (None, None))
 
 
+@pytest.mark.parametrize(("once_ms", "busiest"), [(0, 2), (60, None)])
+def test_a_stage_that_waits_in_a_call_once_a_step_is_not_busy_for_longer(once_ms: int, busiest: int | None):
+    """Stage 2 has drained, and is in a collective for 60 of the 120 ms that are no bubble."""
+    stages = {
+        place: {
+            "g": PipelineStage(rank=place, place=place, window_ns=200 * MS, activations=8, at_most=8,
+                               bubble_ns=(80 if place == 2 else 140) * MS, once_ns=(once_ms if place == 2 else 0) * MS)
+        }
+        for place in range(4)
+    }  # fmt: skip
+    groups = (Group(name="g", size=4, ranks=(0, 1, 2, 3)),)
+    (found,) = pipeline_bubbles(Run(world_size=4, ranks={}, groups=groups), stages)
+    assert found.evidence.get("busiest_stage") == busiest
+    assert ("is busy for longer" in found.title) is (busiest is not None)
+
+
 def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
     uneven = [5, 5, 9, 5]
     assert said(replace(pipeline(uneven, 8), groups=())) == []
