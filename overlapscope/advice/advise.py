@@ -73,7 +73,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summaries import summarize_ranks
-from overlapscope.analysis.rank_summary import RankSummary
+from overlapscope.analysis.rank_summary import RankSummary, steps_and_compute
 from overlapscope.analysis.result import Analysis, Recommendation, late_in_each_step, with_costs
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
@@ -171,8 +171,9 @@ def analyze_with_advice(run: Run, bandwidth: Facts | None = None, *, workers: in
     `bandwidth` holds measurements of the bandwidth that the run's collectives could reach. `workers` is as in
     `summarize_ranks`.
     """
-    cross_rank, graphs = match_and_align(run), BuiltGraphs(run)
+    graphs = BuiltGraphs(run)
     alone = summarize_ranks(run, graphs, workers=workers)
+    cross_rank = match_and_align(run, steps_and_compute(alone))
     analysis = analyze(run, cross_rank, bandwidth, alone, graphs)
     return with_costs(msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone)))
 

@@ -24,7 +24,7 @@ from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, wait
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
-from overlapscope.analysis.rank_summary import RankSummary
+from overlapscope.analysis.rank_summary import RankSummary, steps_and_compute
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
@@ -62,7 +62,7 @@ def analyze(
     """
     graphs = graphs or BuiltGraphs(run)
     alone = alone or summarize_ranks(run, graphs)
-    cross_rank = cross_rank or match_and_align(run)
+    cross_rank = cross_rank or match_and_align(run, steps_and_compute(alone))
     turns = turns_on_cores(run, alone, cross_rank)
     return _analysis(run, cross_rank, bandwidth, waiting_for_turns(alone, turns), graphs, turns)
 

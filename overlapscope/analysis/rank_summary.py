@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, own_stages
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITED_FOR_CORE, NoCauses
+from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -99,6 +100,11 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     def sets(self) -> WindowSets:
         """The sets of windows of `figures`."""
         return WindowSets.of(_sets(self.whole, self.windows))
+
+
+def steps_and_compute(alone: Mapping[int, RankSummary]) -> dict[int, StepsAndCompute]:
+    """Return by rank what matching may ask of the spans, so that it reads none again."""
+    return {rank: (own.windows, own.coverage.compute) for rank, own in alone.items()}
 
 
 def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: BuiltGraphs, *, alone: bool) -> RankSummary:

@@ -13,6 +13,7 @@ from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import steps_and_compute
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.run import Run, began
@@ -22,7 +23,7 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     """Return the figures of a run of a fleet: those of `analyze`, without what a fleet does not show."""
     graphs = BuiltGraphs(run)
     alone = summarize_ranks(run, graphs)
-    cross_rank = match_and_align(run)
+    cross_rank = match_and_align(run, steps_and_compute(alone))
     wholes = {rank: own.figures[0] for rank, own in alone.items()}
     held, shared = late_ranks_of(
         run, cross_rank, alone, compared({rank: own.kernels for rank, own in alone.items()}),

@@ -22,6 +22,7 @@ from overlapscope.analysis.job_step.step_table import (
 )
 from overlapscope.analysis.rank_figures import rank_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import steps_and_compute
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.analysis.structure.rank_structure import RankStructure, structure_of
 from overlapscope.timeline.run import Run
@@ -68,9 +69,9 @@ def is_older(version: str) -> bool:
 
 def measure_run(run: Run, name: str = "run") -> MeasuredRun:
     """Compute the compared figures of a run; `name` is its name in the comparison."""
-    cross_rank = match_and_align(run)
     graphs = BuiltGraphs(run)
     alone = summarize_ranks(run, graphs)
+    cross_rank = match_and_align(run, steps_and_compute(alone))
     analysis = analyze(run, cross_rank, alone=alone, graphs=graphs)
     ranks = rank_windows(analysis.ranks, alone)
     exposed = {rank: ExposedShares(run.ranks[rank]) for rank in ranks}

@@ -19,7 +19,7 @@ from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, exchanges, match_pairs
 from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
-from overlapscope.analysis.cross_rank.start_delays import began, start_reasons, with_start_delays
+from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute, began, start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
@@ -129,10 +129,11 @@ def _group_sizes(calls: Collectives, members: Ints) -> Ints:
     return found
 
 
-def match_and_align(run: Run) -> CrossRank:
+def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None) -> CrossRank:
     """Match the calls of all ranks, align the clocks, and split each call into wait and transfer.
 
-    The result is empty with one recorded rank: there is nothing to match.
+    The result is empty with one recorded rank: there is nothing to match. `known` are steps and compute by rank, where
+    the caller has them: no spans are read then.
     """
     if len(run.ranks) < 2:
         return CrossRank()
@@ -156,19 +157,20 @@ def match_and_align(run: Run) -> CrossRank:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     checked, clocks = drop_impossible(run, checked, clocks, lambda each: clock_offsets(each.blocks, hosts))
-    known = join_by_uneven(clocks, checked.uneven, hosts)
+    joined = join_by_uneven(clocks, checked.uneven, hosts)
     rooted_blocks: tuple[MatchedCalls, ...] = ()
     if not clock_set:
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
         together = left_together(rooted.blocks, clocks)
         checked, rooted_blocks = replace(checked, blocks=(*checked.blocks, *together.waited)), together.others
-    every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
+    begin = [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, joined)]
+    every = with_start_delays(run, begin, joined, known or {})
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:
         splits = with_begins(run, splits, hosts)
     pairs = match_pairs(run, clocks)
     if not clock_set:
-        known = join_by_uneven(known, exchanges(run, pairs.pairs), hosts)
+        joined = join_by_uneven(joined, exchanges(run, pairs.pairs), hosts)
     reasons = (
         *clock_reasons(run, hosts), *early_end_reasons(splits, clocks), *start_reasons(every),
         *explain_unmatched(run, checked, pairs),
@@ -176,14 +178,14 @@ def match_and_align(run: Run) -> CrossRank:
     checked = replace(checked, reasons=(*checked.reasons, *reasons))
     return CrossRank(
         matching=checked,
-        clocks=known,
+        clocks=joined,
         clock_set=clock_set,
         splits=splits,
         uneven=uneven,
         rooted=rooted_blocks,
         not_split=_not_split(run, checked.blocks),
         waits=waits_by_rank(splits, clocks),
-        began_ns=began(run.ranks, 0, known),
+        began_ns=began(run.ranks, 0, joined),
         pairs=pairs,
     )
 

@@ -17,14 +17,17 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split, beyond_start, counts_from
-from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints, size
-from overlapscope.timeline.intervals import union
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
+from overlapscope.timeline.columns import NONE, Floats, Ints, size
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_CALLS: Final = 256
 """Calls of each kind that are looked at: those of one kind have joined their ranks long before."""
 CHECKED_EVERY: Final = 64
+StepsAndCompute = tuple[Sequence[StepWindow], Intervals]
+"""The steps of a rank, and when it computed."""
 NOTHING: Final = np.zeros(0, np.int64)
 NEVER: Final = int(np.iinfo(np.int64).max)
 JOINED_NS: Final = 1_000.0
@@ -42,14 +45,13 @@ class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Without steps, or a device, nobody knows, and it counts as waiting for each call."""
 
     @classmethod
-    def of(cls, timeline: RankTimeline, recording: int) -> "_Compute":
+    def of(cls, timeline: RankTimeline, recording: int, known: StepsAndCompute | None) -> "_Compute":
         if not timeline.has_device or not (timeline.steps.recording == recording).any():
             return cls(starts_ns=NOTHING, ends_ns=NOTHING, calls_ns=NOTHING, until_ns=0)
-        windows = [each.window for each in step_windows(timeline) if each.recording == recording and each.window]
-        until = min((end for _, end in windows), default=0)
-        spans, calls = timeline.spans, timeline.collectives
-        own = (spans.kind == COMPUTE) & (spans.recording == recording) & (spans.start_ns < until)
-        computes = union((spans.start_ns[own], spans.end_ns[own] + LEADS_COUNT_NS))
+        steps, compute = known or (step_windows(timeline), Coverage.of(timeline.spans).compute)
+        until = min((each.window[1] for each in steps if each.recording == recording and each.window), default=0)
+        own, calls = compute.starts < until, timeline.collectives
+        computes = union((compute.starts[own], compute.ends[own] + LEADS_COUNT_NS))
         ends = calls.end_ns[(calls.recording == recording) & (calls.end_ns != NONE)]
         return cls(
             starts_ns=computes.starts, ends_ns=computes.ends - LEADS_COUNT_NS, calls_ns=np.sort(ends), until_ns=until
@@ -69,13 +71,18 @@ class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return not begins.size or not ends.size or bool(begins[0] < ends[0])
 
 
-def with_start_delays(run: Run, splits: Sequence[Split], clocks: Clocks) -> list[Split]:
-    """Return the splits with the part of each wait that the start of the recordings explains."""
+def with_start_delays(
+    run: Run, splits: Sequence[Split], clocks: Clocks, known: Mapping[int, StepsAndCompute]
+) -> list[Split]:
+    """Return the splits with the part of each wait that the start of the recordings explains.
+
+    `known` are steps and compute by rank; where they are needed of others, these ranks' spans are read.
+    """
     found: list[Floats | None] = [None] * len(splits)
     for recording in range(max((size(timeline.recordings) for timeline in run.ranks.values()), default=0)):
         begun = began(run.ranks, recording, clocks)
         if max(begun.values(), default=0.0) > min(begun.values(), default=0.0):
-            _add(run, splits, clocks, recording, begun, found)
+            _add(run, splits, clocks, recording, begun, found, known)
     threshold = counts_from(clocks)
     return [each if wait is None else _with(each, wait, threshold) for each, wait in zip(splits, found, strict=True)]
 
@@ -150,7 +157,7 @@ def _until_first_spans(
 
 def _add(
     run: Run, splits: Sequence[Split], clocks: Clocks, recording: int, begun: Mapping[int, float],
-    found: list[Floats | None],
+    found: list[Floats | None], known: Mapping[int, StepsAndCompute],
 ) -> None:  # fmt: skip
     """Follow the delays from call to call, in the order of their last arrivals, until they are the same everywhere."""
     first = min(begun.values())
@@ -166,7 +173,7 @@ def _add(
         order += [(float(came.max()), at, call) for call, came in arrivals[at].items()]
     sets = {splits[at].block.ranks for at in arrivals}
     fresh = {rank: _first_call_ns(run.ranks[rank], recording) for rank in begun}
-    compute = cache(lambda rank: _Compute.of(run.ranks[rank], recording))  # read once, where it is asked for
+    compute = cache(lambda rank: _Compute.of(run.ranks[rank], recording, known.get(rank)))
     for number, (_, at, call) in enumerate(sorted(order)):
         if number % CHECKED_EVERY == 0 and all(_joined(delay, ranks) for ranks in sets):
             break

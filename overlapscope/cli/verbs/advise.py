@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.analysis.graph.built_graphs import BuiltGraphs  # noqa: PLC0415
     from overlapscope.analysis.rank_summaries import summarize_ranks  # noqa: PLC0415
+    from overlapscope.analysis.rank_summary import steps_and_compute  # noqa: PLC0415
     from overlapscope.analysis.result import with_costs  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
@@ -58,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     kept = read_noted(args.inputs)
     loaded = read_timed_run(args)
     warn("advise", loaded.sources)
-    together = match_and_align(loaded)
     graphs = BuiltGraphs(loaded)
     alone = summarize_ranks(loaded, graphs)
+    together = match_and_align(loaded, steps_and_compute(alone))
     analysis = analyze(loaded, together, None, alone, graphs)
     warn("advise", loaded.unreadable_hosts)
     predictions: list[Prediction] = []

@@ -14,6 +14,8 @@ from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.analysis.rank_summaries import summarize_ranks
+from overlapscope.analysis.rank_summary import steps_and_compute
 from overlapscope.timeline.columns import COMPUTE, Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
 from overlapscope.timeline.store import lazy_rank as stored
@@ -217,13 +219,18 @@ def test_kernels_are_read_where_it_is_asked_which_calls_a_delayed_rank_waits_for
     monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (0,))
     run, reading = load_run(tmp_path / "run"), stored.read_table
     reads: list[str] = []
-    found = match_and_align(run)
+    found, known = match_and_align(run), steps_and_compute(summarize_ranks(run))
     assert found.matched == 2
     monkeypatch.setattr(
         stored, "read_table", lambda folder, name, *rest: (reads.append(name), reading(folder, name, *rest))[1]
     )
-    with_start_delays(run, found.splits, found.clocks)
+    by_spans = with_start_delays(run, found.splits, found.clocks, {})
     assert reads.count("spans") == read
+    reads.clear()
+    by_known = with_start_delays(run, found.splits, found.clocks, known)
+    assert reads.count("spans") == (0 if marked else read), "what the caller knows is not read again"
+    delays = [[each.start_wait_ns for each in one] for one in (by_known, by_spans)]
+    assert all(map(np.array_equal, *delays))
 
 
 # --- lateness beside the spread of the starts -------------------------------------------------------------------------
