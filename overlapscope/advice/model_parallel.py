@@ -61,7 +61,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
     if not given.is_worth(at_most) or _are_besides(rows, given):
         return None
-    (exposed, ran), ops = given.united_ns(rows), {row.op for row in rows}
+    (exposed, ran), ops = _of_headline(given, rows), {row.op for row in rows}
     whole = not ops & GATHERS
     serves = given.job.serves
     what = "the calls of tensor parallelism" if named else "all-reduces of one size in forward and backward"
@@ -168,6 +168,13 @@ def _serving(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, str]:
     return {"serving": (custom if given.is_worth(given.exposed_ns(small)) else "") + fewer}
 
 
+def _of_headline(given: RuleInput, rows: Sequence[CollectiveRow]) -> tuple[float, float]:
+    """Return for how long these calls are exposed and run; exposed no longer than all calls of the headline's step, of
+    which a mean over uneven steps may be more."""
+    exposed, ran = given.united_ns(rows)
+    return min(exposed, given.figures.exposed_comm_ns or exposed), ran
+
+
 def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     """Return the calls in which experts exchange tokens."""
     return [row for row in rows if row.dimension == EXPERT or row.op in EXPERTS]
@@ -179,7 +186,7 @@ def expert_parallel(given: RuleInput) -> Recommendation | None:
     at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
     if not given.is_worth(at_most):
         return None
-    exposed, ran = given.united_ns(rows)
+    exposed, ran = _of_headline(given, rows)
     uneven = next((each for each in given.analysis.findings if each.id.startswith(IMBALANCE)), None)
     why = ", and tokens are spread unevenly over experts" if uneven else ""
     return recommended(

@@ -55,7 +55,7 @@ NOT_NEEDED: Final = (
     "that the compute launched after these waits does not need that communication: where it does, as the layer needs "
     "parameters that were not gathered ahead, less is gained"
 )
-IN_FETCHES: Final = 0.8
+IN_PAUSES: Final = 0.8
 """Share of the idle time after waits that lies in pauses from which on it is theirs. A choice."""
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
@@ -241,13 +241,13 @@ def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where calls that wait for the device leave it without work, or without the compute that
-    communication could run beside; None where hosts then perhaps wait for a batch, which comes no sooner."""
+    communication could run beside; None where hosts then pause, wait or not."""
     found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
     awaited_ns = _can_be_overlapped_ns(given)
     lost = _lost(given, found)
     if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
         lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
-    if lost is None or (not awaited_ns and _in_fetches(given)):
+    if lost is None or (not awaited_ns and _come_anyway(given)):
         return None
     waits = dict.fromkeys([*(awaited.waits if awaited_ns > found.ns else ()), *found.waits])
     calls = [VERSIONED.sub("", call) for call, _ in waits]
@@ -278,10 +278,10 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _in_fetches(given: RuleInput) -> bool:
-    """Return whether most of the idle time that waits took is in long pauses in which a batch may be fetched: a loader
-    that is slower than the step leaves the device as idle without these waits."""
-    if not any(each.id == "host_pauses" and each.evidence.get("may_fetch") for each in given.analysis.findings):
+def _come_anyway(given: RuleInput) -> bool:
+    """Return whether most of the idle time that waits took is in long pauses that come, wait or not: a batch may be
+    fetched, and a loader may be slower than the step; or the host works on what was copied to it."""
+    if not any(each.id == "host_pauses" and each.evidence.get("wait_or_not") for each in given.analysis.findings):
         return False
     lost_ns = paused_ns = 0
     for rank, losses in given.host_losses.items():
@@ -289,7 +289,7 @@ def _in_fetches(given: RuleInput) -> bool:
         pauses = given.long_pauses.get(rank)
         lost_ns += length(when)
         paused_ns += 0 if pauses is None else length(intersection(when, union((pauses.start_ns, pauses.end_ns))))
-    return paused_ns > IN_FETCHES * lost_ns
+    return paused_ns > IN_PAUSES * lost_ns
 
 
 def _can_be_overlapped_ns(given: RuleInput) -> int:

@@ -47,6 +47,8 @@ OF_IDLE: Final = frozenset(
 MUCH_LEFT_OUT: Final = 0.1
 """From this share of exposed time on what lies before the last recording's begin is left out, and of idle time what
 lies before its own. A choice: less is not worth a figure that differs from the headline's."""
+MUCH_LONGER: Final = 0.05
+"""Least share of the exposed time that calls take longer than their like to be told. A choice."""
 MUCH_WAITED: Final = 0.25
 """From this share of exposed time on what calls of a group take longer than those of another like it is a loss of its
 own, whatever overlap may address. A choice."""
@@ -234,7 +236,7 @@ def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool,
     """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose."""
     before, step = _named(given, exposed, is_largest=is_largest)
     usual = before in USUAL
-    waits_ns = waits_ns if usual else 0
+    waits_ns, longer_ns = waits_ns if usual else 0, longer_ns_of(given.analysis)
     before = _of_little(given, before, compute)
     return ExposedLoss(
         ns=exposed - waits_ns,
@@ -243,7 +245,7 @@ def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool,
         before=before,
         step=step,
         usual=usual,
-        longer_ns=longer_ns_of(given.analysis) if usual else 0,
+        longer_ns=longer_ns if usual and longer_ns >= MUCH_LONGER * exposed else 0,
         waiting_groups=[each["group"] for each in waiting_groups(given.analysis)] if usual else [],
         compute_said=bool(compute) and before.startswith(compute),
     )

@@ -196,7 +196,7 @@ def _costly(
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "own_code": own_code,
-                "may_fetch": FETCH in why,
+                "wait_or_not": FETCH in why or COPIED in why,
                 "before_any_call": False,
                 **_evidence(found),
             },
@@ -372,7 +372,8 @@ def _why(found: Sequence[CostlyPause], known: Collection[int], traits: _Traits) 
     why = f"{FETCH}, {why}" if not traits.no_batch and all(COPIES.search(each.after) for each in found) else why
     why = f"{COPIED}, {why}" if traits.copied else why
     if _may_compile(found) and not traits.own_code:
-        why = f"{COMPILES}, {why}" if _all_at_once(found, known) else f"{why}, or {COMPILES}"
+        first = _all_at_once(found, known) and not traits.copied
+        why = f"{COMPILES}, {why}" if first else f"{why}, or {COMPILES}"
     if not begun:
         return why
     return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"

@@ -33,7 +33,8 @@ def unmarked_steps(run: Run) -> list[Finding]:
             id="unmarked_steps",
             severity="info",
             title=f"no step marks: the optimizer runs every {format_ms(period_ns)} ({often}), and figures are of the "
-            "whole recording; call prof.step() after each step",
+            "whole recording; mark steps: prof.step() after each with torch's profiler, an NVTX range around each with "
+            "others",
             evidence={"period_ns": round(period_ns), "optimizers": times[0]},
             known_from="trace",
         )

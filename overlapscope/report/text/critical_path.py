@@ -166,7 +166,7 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
     lost_ns = loss.end_ns - loss.start_ns
     of = "the recording" if loss.step is None else f"step {loss.step}"
     more = f"{EXPLAIN} RUN --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
-    without = f"{ms(lost_ns)} ms without compute on rank {loss.rank}"
+    without = f"{ms(lost_ns)} ms without compute or copies on rank {loss.rank}"
     lines = [f"Longest loss of {of}: {without}; in that time it waited for:"]
     inside = [
         (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)

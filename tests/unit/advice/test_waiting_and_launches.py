@@ -114,16 +114,16 @@ def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
 
 
-@pytest.mark.parametrize("may_fetch", [False, True])
-def test_waits_before_pauses_that_may_fetch_a_batch_are_not_said_to_idle_the_device(*, may_fetch: bool) -> None:
+@pytest.mark.parametrize("anyway", [False, True])
+def test_waits_before_pauses_that_come_anyway_are_not_said_to_idle_the_device(*, anyway: bool) -> None:
     run = simulate({0: repeated(Launch(0, 8_000 * US), Sync(), Work(5_000 * US))}).run
     together = match_and_align(run)
     analysis = analyze(run, together)
     (pauses,) = [each for each in analysis.findings if each.id == "host_pauses"]
-    said = [replace(pauses, evidence=pauses.evidence | {"may_fetch": may_fetch})]
+    said = [replace(pauses, evidence=pauses.evidence | {"wait_or_not": anyway})]
     found = {each.id for each in by_rules(run, replace(analysis, findings=said), together)}
     assert "host_pauses" in found
-    assert ("blocking_calls" in found) is not may_fetch
+    assert ("blocking_calls" in found) is not anyway
 
 
 def test_late_launches_name_the_range_in_which_the_host_works_meanwhile() -> None:

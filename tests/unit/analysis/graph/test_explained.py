@@ -147,7 +147,7 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     assert loss.rank == 1
     assert loss.end_ns - loss.start_ns == pytest.approx(5 * MS, abs=0.1 * MS)
     text = longest_loss_text(loss)
-    assert "5.004 ms without compute on rank 1; in that time it waited for" in text
+    assert "5.004 ms without compute or copies on rank 1; in that time it waited for" in text
     assert "rank 1  host: until cudaLaunchKernel (order)" in text
     assert "before the last links" not in text
     cut = replace(loss, chain=replace(loss.chain, chain=loss.chain.chain[:1], is_cut=True))
