@@ -64,6 +64,19 @@ def test_calls_of_which_members_were_not_recorded_are_held_to_wait_beyond_what_t
     assert found.gain_high_ns == (1.25 * 20 + 9 * 20) * US
 
 
+@pytest.mark.parametrize(("dimension", "rule"), [("tensor", tensor_parallel), ("expert", expert_parallel)])
+def test_no_more_is_said_to_be_exposed_than_the_headline_has(dimension: str, rule: Rule) -> None:
+    """Where steps are uneven the mean, which calls are summed by, is more than the median."""
+    items = [replace(each, dimension=dimension) if isinstance(each, Sent) else each for each in layers()]
+    given = looked_at(made(lambda _: items))
+    median = replace(given.figures, exposed_comm_ns=250 * US)
+    whole, less = rule(given), rule(replace(given, figures=median))
+    assert whole is not None
+    assert less is not None
+    assert ": 0.3 ms of a" in whole.title
+    assert ": 0.25 ms of a" in less.title
+
+
 @pytest.mark.parametrize(("other_until", "words"), [(900, ", 0.4 ms of it beside other calls"), (330, "")])
 def test_exposed_time_of_calls_in_which_others_are_exposed_is_said(other_until: float, words: str) -> None:
     """Of 400 us of a call of tensor parallelism another one, of data parallelism, shares all, or 30."""

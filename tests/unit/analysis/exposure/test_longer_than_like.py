@@ -308,6 +308,12 @@ def test_the_text_says_it_below_the_causes_and_advice_asks_for_all_ranks() -> No
     assert not advice.assumed
 
 
+def test_a_little_time_that_calls_take_longer_is_not_told_with_the_advice() -> None:
+    run = Run(world_size=8, ranks={0: steps_of([[60, 60, 61, 64, 62, 60]], KNOWN)}, groups=(EIGHT,))
+    (advice,) = (each for each in analyze_with_advice(run).recommendations if each.id == "exposed_communication")
+    assert "shortest of their like" not in advice.title
+
+
 @pytest.mark.parametrize(("launches_us", "largest"), [(50, True), (100, False)])
 def test_where_launches_cost_more_than_what_is_left_communication_is_not_the_largest_loss(
     launches_us: int, largest: bool
