@@ -20,6 +20,7 @@ from overlapscope.analysis.exposure.longer_than_like import (
     OF_LARGER,
     shortest_of_like,
 )
+from overlapscope.analysis.job_step.longer_calls import USUAL_LONGER_NS
 from overlapscope.report.text import analysis as text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -308,10 +309,16 @@ def test_the_text_says_it_below_the_causes_and_advice_asks_for_all_ranks() -> No
     assert not advice.assumed
 
 
-def test_a_little_time_that_calls_take_longer_is_not_told_with_the_advice() -> None:
-    run = Run(world_size=8, ranks={0: steps_of([[60, 60, 61, 64, 62, 60]], KNOWN)}, groups=(EIGHT,))
-    (advice,) = (each for each in analyze_with_advice(run).recommendations if each.id == "exposed_communication")
-    assert "shortest of their like" not in advice.title
+@pytest.mark.parametrize(("longer_us", "told"), [(5, False), (40, True)])
+def test_a_little_time_that_calls_take_longer_is_not_told_with_the_advice(longer_us: int, *, told: bool) -> None:
+    """Of 208 us that a usual step exposes."""
+    run = Run(world_size=8, ranks={0: steps_of([[10, 60, 12, 110, 12, 14]], KNOWN)}, groups=(EIGHT,))
+    analysis = analyze(run)
+    (found,) = (each for each in analysis.findings if each.id == "longer_than_like")
+    less = replace(found, evidence=found.evidence | {USUAL_LONGER_NS: longer_us * US})
+    advised = by_rules(run, replace(analysis, findings=[less]), match_and_align(run))
+    (advice,) = (each for each in advised if each.id == "exposed_communication")
+    assert ("shortest of their like" in advice.title) is told
 
 
 @pytest.mark.parametrize(("launches_us", "largest"), [(50, True), (100, False)])
