@@ -18,7 +18,7 @@ from overlapscope.timeline.store.read_ahead import read_ahead
 SPANS_WORTH_WORKERS: Final = 4_000_000
 """Fewer spans are summarized sooner than other processes have started."""
 MAX_WORKERS: Final = 8
-"""Each takes 200 MB; with more, what only this process can do takes most of the time."""
+"""Each takes about 110 MB; with more, what only this process can do takes most of the time."""
 RANKS_OF_A_TASK: Final = 8
 """So many travel together: they share their names."""
 
