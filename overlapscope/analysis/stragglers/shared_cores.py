@@ -36,9 +36,9 @@ PINNED: Final = 0.8
 """Of the time in which more than k hosts wanted to run, k of them may have run for at least this share ..."""
 OF_TIME: Final = 0.03
 """... and for at least this share of the recording."""
-RAN: Final = 0.8
-"""While hosts that fetch batches are taken to lack cores, this share of the k run in the mean: all that fetch at once
-wait for data."""
+RAN: Final = 0.2
+"""While hosts that fetch batches are taken to lack cores, this share of the k is seen to run in the mean: all that
+fetch at once wait for data. A choice: hosts that spin in a wait hold a core unseen, so that it may be little."""
 LONGEST_TURN_NS: Final = 12_000_000
 """While more hosts want to run than cores are there, and fewer run than these, one begins or ends a pause at least so
 often: a core that is not seen to run a host may be held by one that spins in a wait, but for no longer than a turn.
