@@ -24,6 +24,7 @@ from overlapscope.advice.losses.host_time import (
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
+from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
@@ -281,7 +282,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
 def _come_anyway(given: RuleInput) -> bool:
     """Return whether most of the idle time that waits took is in long pauses that come, wait or not: a batch may be
     fetched, and a loader may be slower than the step; or the host works on what was copied to it."""
-    if not any(each.id == "host_pauses" and each.evidence.get("wait_or_not") for each in given.analysis.findings):
+    if not any(each.id == "host_pauses" and each.evidence.get(WAIT_OR_NOT) for each in given.analysis.findings):
         return False
     lost_ns = paused_ns = 0
     for rank, losses in given.host_losses.items():

@@ -23,6 +23,7 @@ from overlapscope.advice.replayed_pauses import (
     steps_after_waits,
 )
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
+from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -129,7 +130,7 @@ def with_replayed_gains(
     if run.world_size is not None and len(ranks) < run.world_size:
         # Their calls hold waiting for ranks that copy as well: a replay, which keeps it, gains less than all would.
         wanted -= {"copies_on_compute_stream"}
-    if "blocking_launches" not in by_id and ("data_loading" in wanted or by_id.keys() & {*LATE_HOSTS}):
+    if "blocking_launches" not in by_id and ("data_loading" in wanted or _late_host(by_id) is not None):
         wanted |= {"blocking_calls"} & CHANGES.keys()
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
     if not wanted or not known or len(ranks) > MOST_RANKS:
@@ -193,7 +194,7 @@ def _with_waits(
     graph, ranks = replay.graph, replay.run.ranks
     by_id, ahead_ns = {each.id: each for each in found}, replay.gains["blocking_calls"]
     waits, job = _waiting_calls(graph, ranks), job_kind(replay.run)
-    late = next((by_id[each] for each in LATE_HOSTS if each in by_id), None)
+    late = _late_host(by_id)
     if late is not None and ahead_ns >= least_ns:
         paused_late = late.id == "host_pauses"
         steps = steps_after_waits(graph, replay.pauses, replay.steps) if paused_late else replay.steps
@@ -210,6 +211,12 @@ def _with_waits(
         return list(found)
     each_ns = _each_step(fetching, ahead_ns, steps)
     return [_or_run_ahead(each, each_ns, waits, job) if each is fetching else each for each in found]
+
+
+def _late_host(found: Mapping[str, Recommendation]) -> Recommendation | None:
+    """Return the first of `LATE_HOSTS` that was found; no pauses that perhaps come whether the host waits or not."""
+    late = (found[each] for each in LATE_HOSTS if each in found)
+    return next((each for each in late if not each.evidence.get(WAIT_OR_NOT)), None)
 
 
 def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommendation]:

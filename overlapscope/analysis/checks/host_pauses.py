@@ -47,6 +47,8 @@ ALIKE: Final = 0.05
 pauses than another if by more than this share. A choice."""
 WHY: Final = "garbage collection, a logger, a file, a lock or a lost core"
 OWN_CODE: Final = "the program's own code there, which takes the same time in every step, or gc.collect() in it"
+WAIT_OR_NOT: Final = "wait_or_not"
+"""In the evidence: whether the pauses perhaps come whether the host waits for its device before them or not."""
 FETCH: Final = "a batch that is fetched, as copies follow"
 COPIED: Final = "what it does with what was copied to it just before"
 COPIED_FOR_NS, COPIED_JUST_NS = 1_000_000, 1_000_000
@@ -196,7 +198,7 @@ def _costly(
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "own_code": own_code,
-                "wait_or_not": FETCH in why or COPIED in why,
+                WAIT_OR_NOT: FETCH in why or COPIED in why,
                 "before_any_call": False,
                 **_evidence(found),
             },

@@ -11,9 +11,12 @@ from overlapscope.advice.advise import advise, by_rules
 from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.blocked_host import instead_of
 from overlapscope.advice.losses.host_time import worth_naming
+from overlapscope.advice.losses.replayed_losses import with_replayed_gains
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import CriticalPath, Link, StepPath
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
+from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, concat, make, take
 from overlapscope.timeline.run import Run
@@ -121,9 +124,12 @@ def test_waits_before_pauses_that_come_anyway_are_not_said_to_idle_the_device(*,
     analysis = analyze(run, together)
     (pauses,) = [each for each in analysis.findings if each.id == "host_pauses"]
     said = [replace(pauses, evidence=pauses.evidence | {"wait_or_not": anyway})]
-    found = {each.id for each in by_rules(run, replace(analysis, findings=said), together)}
-    assert "host_pauses" in found
-    assert ("blocking_calls" in found) is not anyway
+    found = by_rules(run, replace(analysis, findings=said), together)
+    by_replay = with_replayed_gains(found, run, together, BuiltGraphs(run), summarize_ranks(run))
+    for all_ in (found, by_replay):
+        ids = {each.id for each in all_}
+        assert "host_pauses" in ids
+        assert ("blocking_calls" in ids) is not anyway
 
 
 def test_late_launches_name_the_range_in_which_the_host_works_meanwhile() -> None:
