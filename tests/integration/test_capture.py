@@ -114,7 +114,8 @@ def test_jobs_end_without_an_error_where_their_interpreters_take_all_modules_apa
 ) -> None:
     if scenario == "fsdp":
         needs_fsdp2_without_cuda()
-    passed(train(scenario, tmp_path, world=3 if scenario == "uneven_pairs" else 2, mode=mode, whole_end=True))
+    trained = train(scenario, tmp_path, world=3 if scenario == "uneven_pairs" else 2, mode=mode, whole_end=True)
+    assert not any("Exception ignored" in each for each in passed(trained).output)
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
