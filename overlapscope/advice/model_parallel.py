@@ -172,7 +172,8 @@ def _of_headline(given: RuleInput, rows: Sequence[CollectiveRow]) -> tuple[float
     """Return for how long these calls are exposed and run; exposed no longer than all calls of the headline's step, of
     which a mean over uneven steps may be more."""
     exposed, ran = given.united_ns(rows)
-    return min(exposed, given.figures.exposed_comm_ns or exposed), ran
+    most = given.figures.exposed_comm_ns
+    return exposed if most is None else min(exposed, most), ran
 
 
 def exchanges_of_experts(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:

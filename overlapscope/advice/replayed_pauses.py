@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.checks.host_pauses import rows_of
 from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.model import CALL, HAND_OVER, HOST_STRETCH, Graph
@@ -57,15 +58,11 @@ def paused(
     Those before the first calls of a recording are none of them: no edge of the graph leads there.
     """
     found = dict.fromkeys(ranks, EMPTY)
-    if not of or of["before_any_call"]:
-        return found
-    steps, first = of["steps"], of["pauses"][0]
     for part in graph.ranks:
         own = alone[part.rank].long_pauses
-        if own is None or part.rank not in of["ranks"]:
+        if own is None or not of:
             continue
-        there = np.array([between == (first["before"], first["after"]) for between in own.between], np.bool_)
-        rows, shift = np.isin(own.step, steps) if steps else there, shift_ns(graph, part, ranks[part.rank])
+        rows, shift = rows_of(of, part.rank, own), shift_ns(graph, part, ranks[part.rank])
         found[part.rank] = union((own.start_ns[rows] + shift, own.end_ns[rows] + shift))
     return found
 
@@ -89,8 +86,8 @@ def naming_each_other(
     no_waits: Change,
     pauses: Mapping[int, Intervals],
 ) -> list[Recommendation]:
-    """Return recommendations of which `host_pauses` and `blocking_calls` name the other one where most of the time that
-    they are of is of both: gains do not add up then. `pauses` are those of `paused`."""
+    """Return recommendations; the titles of `host_pauses` and `blocking_calls` name each other where most of their time
+    is the same, so that their gains do not add up. `pauses` are those of `paused`."""
     by_id = {each.id: each for each in found}
     if not {"host_pauses", "blocking_calls"} <= by_id.keys():
         return list(found)

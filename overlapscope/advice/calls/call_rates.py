@@ -61,7 +61,8 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[int, float] | None
     """Bytes and exposed ns of the one call of these that has `ONE_CALL` of the exposed time; None where none has."""
     longest_ns: int | None = None
-    """How long the single call of a recording took that has most of it, though others are like it; None without one."""
+    """Duration of the single call that has most of the exposed time of these, as a finding names it; None without
+    one."""
     busbw_gbs: tuple[float, float] | None
     """Of the slower and of the faster steps, where these differ by `OTHER_RATES`, else the usual one twice; None of
     small calls, whose latency it would be."""
@@ -122,7 +123,7 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
         most_bytes=max(sizes),
         calls=_calls_a_step(given, heavy),
         largest=_largest(given, heavy, sum(exposed.values())),
-        longest_ns=_longest_ns(given, op, sizes, exposed[most]),
+        longest_ns=_longest_ns(given, heavy, exposed[most]),
         busbw_gbs=_by_step(given, most, sizes, moved / took * bus_factor(op, group_size))
         if known and group_size is not None
         else None,
@@ -149,12 +150,13 @@ def _largest(given: RuleInput, rows: Sequence[CollectiveRow], every_ns: float) -
     return (size or 0, exposed[size]) if found and round(_calls_a_step(given, of_size[size])) == 1 else None
 
 
-def _longest_ns(given: RuleInput, op: str, sizes: Collection[int], exposed_ns: float) -> int | None:
+def _longest_ns(given: RuleInput, rows: Sequence[CollectiveRow], exposed_ns: float) -> int | None:
     """Return how long the single call took that the findings name, if it has most of what these are exposed."""
-    ranks = len(given.run.ranks)
+    ranks, kinds = len(given.run.ranks), {(row.op, row.group, row.bytes) for row in rows}
     for each in (found.evidence for found in given.analysis.findings if found.id.startswith(ONE_LONG_CALL)):
         mean_ns = each["exposed_longer_ns"] * len(each["ranks"]) / ranks
-        if each["op"] == op and each["bytes"] in sizes and mean_ns >= MOSTLY * exposed_ns * max(given.steps, 1):
+        kind = each["op"], each["group"], each["bytes"]
+        if kind in kinds and mean_ns >= MOSTLY * exposed_ns * max(given.steps, 1):
             return int(each["duration_ns"])
     return None
 

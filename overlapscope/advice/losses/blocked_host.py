@@ -24,7 +24,7 @@ from overlapscope.advice.losses.host_time import (
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
-from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
+from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT, rows_of
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
@@ -56,7 +56,7 @@ NOT_NEEDED: Final = (
     "that the compute launched after these waits does not need that communication: where it does, as the layer needs "
     "parameters that were not gathered ahead, less is gained"
 )
-IN_PAUSES: Final = 0.8
+MOSTLY_IN_PAUSES: Final = 0.8
 """Share of the idle time after waits that lies in pauses from which on it is theirs. A choice."""
 AVOIDED: Final = "that all of it can be avoided"
 LEAST_LOADING: Final = 0.1
@@ -242,13 +242,13 @@ def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where calls that wait for the device leave it without work, or without the compute that
-    communication could run beside; None where hosts then pause, wait or not."""
+    communication could run beside; None where most of that time lies in pauses that come without these waits, too."""
     found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
     awaited_ns = _can_be_overlapped_ns(given)
     lost = _lost(given, found)
     if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
         lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
-    if lost is None or (not awaited_ns and _come_anyway(given)):
+    if lost is None or (not awaited_ns and _pauses_explain_it(given)):
         return None
     waits = dict.fromkeys([*(awaited.waits if awaited_ns > found.ns else ()), *found.waits])
     calls = [VERSIONED.sub("", call) for call, _ in waits]
@@ -279,18 +279,21 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _come_anyway(given: RuleInput) -> bool:
+def _pauses_explain_it(given: RuleInput) -> bool:
     """Return whether most of the idle time that waits took is in long pauses that come, wait or not: a batch may be
     fetched, and a loader may be slower than the step; or the host works on what was copied to it."""
-    if not any(each.id == "host_pauses" and each.evidence.get(WAIT_OR_NOT) for each in given.analysis.findings):
+    found = next((each.evidence for each in given.analysis.findings if each.id == "host_pauses"), {})
+    if not found.get(WAIT_OR_NOT):
         return False
     lost_ns = paused_ns = 0
     for rank, losses in given.host_losses.items():
         when = union(*(each.when for each in losses if each.kind in ("blocking_call", "poll")))
-        pauses = given.long_pauses.get(rank)
         lost_ns += length(when)
-        paused_ns += 0 if pauses is None else length(intersection(when, union((pauses.start_ns, pauses.end_ns))))
-    return paused_ns > IN_PAUSES * lost_ns
+        if rank in given.long_pauses:
+            pauses = given.long_pauses[rank]
+            rows = rows_of(found, rank, pauses)
+            paused_ns += length(intersection(when, union((pauses.start_ns[rows], pauses.end_ns[rows]))))
+    return paused_ns > MOSTLY_IN_PAUSES * lost_ns
 
 
 def _can_be_overlapped_ns(given: RuleInput) -> int:

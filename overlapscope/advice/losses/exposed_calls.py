@@ -90,8 +90,8 @@ def run_on_in_rows(given: RuleInput) -> bool:
         computed = compute.within(start, end)
         ran, beside = ran + int((end - start).sum()), beside + int(computed.sum())
         follows = (group[1:] == group[:-1]) & (start[1:] - end[:-1] <= IN_A_ROW_NS)
-        row = np.cumsum(np.append(True, ~follows)[: own.size]) - 1
-        first = np.flatnonzero(np.append(True, ~follows)[: own.size])
+        begins = np.append(True, ~follows)[: own.size]
+        row, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
         begins_beside = compute.within(start[first], start[first] + 1) > 0
         runs_on = begins_beside & (np.bincount(row, minlength=first.size) > 1)
         exposed_ns += int(exposed[own].sum())

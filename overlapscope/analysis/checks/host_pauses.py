@@ -19,7 +19,7 @@ from overlapscope.analysis.stragglers.first_calls import before_first_calls
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.optimizer_marks import OPTIMIZER_MARK
 from overlapscope.timeline.python_stack import innermost, stack_at
@@ -198,13 +198,24 @@ def _costly(
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "own_code": own_code,
-                WAIT_OR_NOT: FETCH in why or COPIED in why,
+                WAIT_OR_NOT: does is None and not anywhere and (_may_fetch(found, traits) or traits.copied),
                 "before_any_call": False,
                 **_evidence(found),
             },
             known_from="trace",
         )
     ]
+
+
+def rows_of(evidence: Mapping[str, Any], rank: int, own: LongPauses) -> Flags:
+    """Return which pauses of a rank the finding is of, by its evidence: those in its steps, or, without marks of steps,
+    at its place; none before the first calls of a recording."""
+    if rank not in evidence["ranks"] or evidence["before_any_call"]:
+        return np.zeros(own.start_ns.size, np.bool_)
+    if evidence["steps"]:
+        return np.isin(own.step, evidence["steps"])
+    first = evidence["pauses"][0]
+    return np.array([each == (first["before"], first["after"]) for each in own.between], np.bool_)
 
 
 def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
@@ -371,7 +382,7 @@ def _why(found: Sequence[CostlyPause], known: Collection[int], traits: _Traits) 
         return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
     begun = sum(each.before == BEGIN for each in found)
     why = OWN_CODE if traits.own_code else WHY
-    why = f"{FETCH}, {why}" if not traits.no_batch and all(COPIES.search(each.after) for each in found) else why
+    why = f"{FETCH}, {why}" if _may_fetch(found, traits) else why
     why = f"{COPIED}, {why}" if traits.copied else why
     if _may_compile(found) and not traits.own_code:
         first = _all_at_once(found, known) and not traits.copied
@@ -379,6 +390,11 @@ def _why(found: Sequence[CostlyPause], known: Collection[int], traits: _Traits) 
     if not begun:
         return why
     return f"the start of the profiler, {why}" if begun == len(found) else f"{why}, or the profiler at its start"
+
+
+def _may_fetch(found: Sequence[CostlyPause], traits: _Traits) -> bool:
+    """Return whether perhaps a batch is fetched in each: copies follow, and nothing speaks against it."""
+    return not traits.no_batch and all(COPIES.search(each.after) for each in found)
 
 
 def _may_compile(found: Sequence[CostlyPause]) -> bool:

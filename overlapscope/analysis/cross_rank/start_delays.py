@@ -34,8 +34,8 @@ JOINED_NS: Final = 1_000.0
 
 
 class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """When a rank computes at the begin of a recording, without gaps in which nothing that counts is waited for, and
-    when its calls end; on its own clock."""
+    """When a rank computes at the begin of a recording, gaps shorter than `LEADS_COUNT_NS` closed, and when its calls
+    end; on its own clock."""
 
     starts_ns: Ints
     ends_ns: Ints

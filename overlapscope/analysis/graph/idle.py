@@ -207,8 +207,8 @@ class _Walk:
         call = self.emptied[waits]
         alone = ~(self.by_poll[waits] | np.isin(call, self.part.launched_by))
         names = np.where(alone, self.part.call_name[call], np.int32(-1)).tolist()
-        worked = np.cumsum(self.part.span_kind != COPY)
-        in_a_row = np.append(False, np.diff(worked[self.span[waits] - 1]) == 0)
+        worked = np.append(0, np.cumsum(self.part.span_kind != COPY))
+        in_a_row = np.append(False, np.diff(worked[self.span[waits]]) == 0)
         left_ns, last = 0, -1
         columns = (waits, self.waited_ns[waits], used_ns, pause_ns, regained_ns, in_a_row)
         for name, wait, waited, used, paused, regained, joined in zip(

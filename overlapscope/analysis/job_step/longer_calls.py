@@ -203,6 +203,7 @@ def _one_call(
             evidence={
                 "ranks": sorted(single),
                 "op": op,
+                "group": run.ranks[rank].name(int(run.ranks[rank].collectives.group[row])),
                 "bytes": size_bytes,
                 "after_ns": after_ns,
                 "duration_ns": lasted_ns,
