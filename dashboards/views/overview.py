@@ -196,12 +196,12 @@ def why(analysis: Analysis) -> tuple[Sentence, ...]:
         found.append(Sentence(words=(*words, "."), proofs=proofs))
     loss = analysis.critical_path.longest_loss
     if loss is not None:
-        what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute"
+        what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute or copies"
         of_step = "a typical step" if head.steps > 1 else f"step {loss.step}"
         whole = "the recording" if loss.step is None else of_step
         place = f"rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         found.append(
-            Sentence(words=(f"Longest loss of {whole}: ", Time(loss.end_ns - loss.start_ns), " without compute."),
+            Sentence(words=(f"Longest loss of {whole}: ", Time(loss.end_ns - loss.start_ns), " without compute or copies."),
                      proofs=_exposed("loss", place, what))
         )  # fmt: skip
     return tuple(found)

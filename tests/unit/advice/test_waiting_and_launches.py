@@ -1,6 +1,7 @@
 """What stands beside waiting for late ranks, and what is said of launches and pauses of hosts."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, concat, make, take
 from overlapscope.timeline.run import Run
-from tests.support.graph_programs import Launch, Operation, Sync, Work, simulate
+from tests.support.graph_programs import CopyBack, Launch, Operation, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Sent
 from tests.unit.advice.losses.test_replayed_losses import with_ranges
 from tests.unit.advice.test_advice_rules import always, beginning_earlier, fired, one_by_one
@@ -117,19 +118,34 @@ def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
 
 
-@pytest.mark.parametrize("anyway", [False, True])
-def test_waits_before_pauses_that_come_anyway_are_not_said_to_idle_the_device(*, anyway: bool) -> None:
-    run = simulate({0: repeated(Launch(0, 8_000 * US), Sync(), Work(5_000 * US))}).run
+WAITED: Final = [Launch(0, 8_000 * US), Sync(), Work(5_000 * US)]
+OTHER_WAITS: Final = [Launch(0, 4_000 * US), Sync(), Work(2_500 * US)] * 2
+COPIED: Final = CopyBack(0, 5 * US)
+"""A copy that blocks: as a batch from pageable memory."""
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        pytest.param(WAITED, True, id="why is not known"),
+        pytest.param([*WAITED, COPIED], False, id="a batch may be fetched"),
+        pytest.param([*WAITED, COPIED, *OTHER_WAITS], True, id="other waits cost, too"),
+    ],
+)
+def test_waits_before_pauses_that_come_anyway_are_not_said_to_idle_the_device(
+    step: list[Operation], *, named: bool
+) -> None:
+    run = simulate({0: repeated(*step)}).run
     together = match_and_align(run)
     analysis = analyze(run, together)
     (pauses,) = [each for each in analysis.findings if each.id == "host_pauses"]
-    said = [replace(pauses, evidence=pauses.evidence | {"wait_or_not": anyway})]
-    found = by_rules(run, replace(analysis, findings=said), together)
+    assert pauses.evidence["wait_or_not"] is (COPIED in step)
+    found = by_rules(run, analysis, together)
     by_replay = with_replayed_gains(found, run, together, BuiltGraphs(run), summarize_ranks(run))
     for all_ in (found, by_replay):
         ids = {each.id for each in all_}
         assert "host_pauses" in ids
-        assert ("blocking_calls" in ids) is not anyway
+        assert ("blocking_calls" in ids) is named
 
 
 def test_late_launches_name_the_range_in_which_the_host_works_meanwhile() -> None:

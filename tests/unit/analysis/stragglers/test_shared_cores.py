@@ -114,6 +114,19 @@ def test_pauses_in_data_loading_alone_are_not_told_from_slow_loaders() -> None:
     assert (one.cores, one.while_fetching) == (2, True)
 
 
+def test_hosts_that_spin_while_others_fetch_hold_a_core_and_are_not_seen_to_run() -> None:
+    """As above; of the time between two loads a host launches for a third, and waits for its device, spinning."""
+    hosts = []
+    for own in scheduled(4, 2, 7):
+        quick = [(end + MS, end + MS + MS // 10) for _, end in own]
+        between = zip([end + 2 * MS for _, end in own], [*(start for start, _ in own[1:]), LENGTH], strict=True)
+        waits = [(begin + (end - begin) // 3, end) for begin, end in between if end > begin]
+        hosts.append(host(fetching=[*own, *quick], waiting=waits))
+    (one,) = found(hosts)
+    assert (one.cores, one.while_fetching) == (2, True)
+    assert one.running < 2 * 0.8
+
+
 def test_hosts_that_all_fetch_at_once_wait_for_data_and_lack_no_core() -> None:
     """Then they launch for 4 ms, and wait for their devices; other batches are there at once."""
     every = range(0, LENGTH, 100 * MS)

@@ -311,6 +311,12 @@ def test_more_micro_batches_save_at_most_what_a_simulation_with_twice_as_many_do
     assert "with 16 instead of 8 the pipeline fills and drains for at most" in found.title
 
 
+def test_a_stage_that_was_not_recorded_counts_as_the_busiest_that_was():
+    run = pipeline([10, 10, 10, 10], 8)
+    (whole,), (first,) = advice(run), advice(replace(run, ranks={0: run.ranks[0]}))
+    assert first.gain_high_ns == pytest.approx(whole.gain_high_ns, rel=0.01)
+
+
 def advice(run: Run) -> list[Recommendation]:
     """Return the recommendation to use more micro-batches, if there is one."""
     return [each for each in analyze_with_advice(run).recommendations if each.id == "more_micro_batches"]
