@@ -201,8 +201,10 @@ def why(analysis: Analysis) -> tuple[Sentence, ...]:
         whole = "the recording" if loss.step is None else of_step
         place = f"rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         found.append(
-            Sentence(words=(f"Longest loss of {whole}: ", Time(loss.end_ns - loss.start_ns), " without compute or copies."),
-                     proofs=_exposed("loss", place, what))
+            Sentence(
+                words=(f"Longest loss of {whole}: ", Time(loss.end_ns - loss.start_ns), " without compute or copies."),
+                proofs=_exposed("loss", place, what),
+            )
         )  # fmt: skip
     return tuple(found)
 
