@@ -11,6 +11,8 @@ SYMMETRIC: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "bar
 """Operations that no member leaves before all have arrived: only these can be split into wait and transfer."""
 ROOTED: Final = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Operations with a root: a member may leave before others arrive, as the root of a broadcast that has sent all."""
+UNNAMED: Final = "unknown"
+"""Name of an operation that its source does not tell, such as those of RCCL's generic kernel."""
 COMPUTATION: Final = "host operations"
 """Name of the compute spans of CPU runs: each is a union of operations, which have no common name."""
 AUTOGRAD_NODE: Final = "autograd::engine::evaluate_function: "

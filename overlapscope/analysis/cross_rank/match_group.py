@@ -9,7 +9,7 @@ from overlapscope.analysis.cross_rank.call_numbering import by_order
 from overlapscope.analysis.cross_rank.end_noise import FAR_LOOSER, FEWEST, LEAST_NS, noise_beside
 from overlapscope.analysis.cross_rank.group_calls import EXCHANGE, GroupCalls, group_calls, named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
-from overlapscope.analysis.cross_rank.nameless_calls import divide
+from overlapscope.analysis.cross_rank.nameless_calls import DividedCalls, divide
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.rows import sort_order, unique
@@ -66,6 +66,22 @@ def match_nameless(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
         divided = divide(run, group_calls(run, ranks, rows_of))
     if divided is None:
         return match_group(run, None, None, rows_of)
+    return _matched(run, rows_of, divided)
+
+
+def match_unnamed(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
+    """Pair calls of devices whose operation and group no source tells, where a stream's calls end together.
+
+    The operation may have a root, which leaves early from a call that it need not wait in. Then ends do not keep one
+    distance, and nothing is paired, nor is a reason returned: that no operation is known is reason enough.
+    """
+    total = sum(rows.size for rows in rows_of.values())
+    divided = divide(run, group_calls(run, sorted(rows_of), rows_of)) if len(rows_of) > 1 else None
+    found = _matched(run, rows_of, divided) if divided is not None else Matching(unmatched=total)
+    return found if found.blocks else Matching(unmatched=total)
+
+
+def _matched(run: Run, rows_of: Mapping[int, Codes], divided: DividedCalls) -> Matching:
     found: list[MatchedCalls] = []
     reasons: list[str] = list(divided.reasons)
     for each in divided.sets:

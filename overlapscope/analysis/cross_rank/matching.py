@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.early_calls import are_early, early_by_group, match_early, not_placed
 from overlapscope.analysis.cross_rank.group_calls import named, spelled_size
-from overlapscope.analysis.cross_rank.match_group import match_group, match_nameless
+from overlapscope.analysis.cross_rank.match_group import match_group, match_nameless, match_unnamed
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
-from overlapscope.timeline.operations import SYMMETRIC
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import SYMMETRIC, UNNAMED
 from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -36,7 +37,8 @@ MAX_REASONS = 20
 def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
     """Pair the collectives `ops` of all recorded ranks, group by group; reasons say what was not paired.
 
-    All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately.
+    All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately. With
+    symmetric ones are calls of devices whose source tells neither group nor operation, if they end together.
     """
     blocks: list[MatchedCalls] = []
     uneven: list[MatchedCalls] = []
@@ -84,6 +86,11 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
         if left:
             unmatched += (many := sum(rows.size for rows in left.values()))
             reasons.append(not_placed(group, many))
+    if ops == SYMMETRIC:
+        found = match_unnamed(run, _unnamed(run))
+        blocks += found.blocks
+        unmatched += found.unmatched
+        reasons += found.reasons
     if lone:
         group, rank = next(iter(lone.items()))
         others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""
@@ -168,6 +175,19 @@ def _from_first_known(calls: Collectives, rows: Codes) -> Codes:
     known = (calls.group_size[rows] != NONE) | (calls.seq[rows] != NONE)
     first = int(known.argmax()) if known.any() else 0
     return rows[first:] if known[first:].all() and 2 * first < rows.size else rows
+
+
+def _unnamed(run: Run) -> dict[int, Codes]:
+    """Return the calls of devices of which neither group nor operation is known, by rank, in order of time."""
+    found = {}
+    for rank, timeline in run.ranks.items():
+        calls = timeline.collectives
+        if timeline.has_device and size(calls):
+            known = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.group < 0)
+            rows = np.flatnonzero(known & rows_named(calls.op, timeline.names, UNNAMED.__eq__))
+            if rows.size:
+                found[rank] = rows[sort_order(calls.start_ns[rows], calls.end_ns[rows])].astype(np.int32)
+    return found
 
 
 def _by_group(timeline: RankTimeline, ops: Collection[str]) -> Iterable[tuple[str | None, Codes]]:

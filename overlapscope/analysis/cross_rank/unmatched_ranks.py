@@ -9,7 +9,7 @@ from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
-from overlapscope.timeline.operations import ROOTED
+from overlapscope.timeline.operations import ROOTED, UNNAMED
 from overlapscope.timeline.run import RankTimeline, Run
 
 NO_CALLS: Final = "no collective with times was recorded on any rank: there is nothing to pair"
@@ -17,13 +17,11 @@ ROOTED_ALONE: Final = (
     "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
     "broadcasts, it is not known how much of them is waiting"
 )
-UNNAMED: Final = (
+NOT_NAMED: Final = (
     "the sources do not say which operation {} {}, so it is not known which of them all members of a group "
     "must reach before they end: they are not paired"
 )
 NOT_SHARED: Final = "ranks share no call that all members of a group make"
-UNKNOWN: Final = "unknown"
-"""The operation of a call whose source names none."""
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
@@ -56,7 +54,7 @@ def _nothing_shared(run: Run) -> str:
     unnamed = sum(_of_unnamed_operation(timeline) for timeline in run.ranks.values())
     if 2 * unnamed > timed:
         of_all = "" if unnamed == timed else f" of {timed}"
-        return UNNAMED.format(f"{unnamed}{of_all}", "call is" if timed == 1 else "calls are")
+        return NOT_NAMED.format(f"{unnamed}{of_all}", "call is" if timed == 1 else "calls are")
     return NOT_SHARED if timed else NO_CALLS
 
 
@@ -71,7 +69,7 @@ def _ranks_with_roots(run: Run) -> int:
 
 def _of_unnamed_operation(timeline: RankTimeline) -> int:
     """Return how many timed calls are of no operation that their source names."""
-    codes = [code for code, name in enumerate(timeline.names) if name == UNKNOWN]
+    codes = [code for code, name in enumerate(timeline.names) if name == UNNAMED]
     calls = timeline.collectives
     return int((np.isin(calls.op, codes) & (calls.end_ns != NONE)).sum())
 

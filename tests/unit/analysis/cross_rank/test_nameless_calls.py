@@ -346,10 +346,50 @@ def test_a_call_of_no_named_operation_among_others_is_not_said_to_be_why_nothing
         assert said in _nothing_shared(replace(run, ranks={0: known}))
 
 
-def test_calls_of_no_named_operation_are_not_said_to_be_made_by_one_rank_alone() -> None:
-    run, _ = made(data_parallel(), op="unknown")
-    assert match_and_align(run).matching.reasons == (
-        "the sources do not say which operation 128 calls are, so it is not known which of them all members of a group "
+# --- calls whose operation is not known, as RCCL's generic kernel names none -----------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_of_no_named_operation_are_paired_where_they_end_together(seed: int) -> None:
+    clock_us = {4: 15.0, 6: -40_000.0}
+    run, together = made(pipeline(), seed=seed, clock_us=clock_us, op="unknown", bytes=NONE)
+    found = match_and_align(run)
+    assert paired(found) == together
+    assert all(block.whole for block in found.matching.blocks)
+    expected = {rank: clock_us.get(rank, 0.0) for rank in ALL}
+    assert {rank: offset / US for rank, offset in found.clocks.offset_ns.items()} == pytest.approx(expected, abs=15)
+
+
+def test_calls_of_no_named_operation_stand_beside_named_ones() -> None:
+    run, together = made(data_parallel())
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        op = timeline.collectives.op.copy()
+        op[::3] = len(timeline.names)
+        calls = replace(timeline.collectives, op=op)
+        ranks[rank] = replace(timeline, names=(*timeline.names, "unknown"), collectives=calls)
+    found = match_and_align(replace(run, ranks=ranks))
+    assert paired(found) == together
+    assert sum(block.calls for block in found.matching.blocks if block.op == "unknown") == 11
+
+
+def left_early(run: Run) -> Run:
+    """Return the run with calls that rank 0 leaves once it has sent, as the root of broadcasts does."""
+    root = run.ranks[0]
+    calls = replace(root.collectives, end_ns=root.collectives.start_ns + MS)
+    return replace(run, ranks={**run.ranks, 0: replace(root, collectives=calls)})
+
+
+def test_calls_of_no_named_operation_that_one_rank_leaves_early_are_not_paired_with_its() -> None:
+    found = match_and_align(left_early(made(data_parallel(), op="unknown", bytes=NONE)[0]))
+    assert {block.ranks for block in found.matching.blocks} == {(1, 2, 3)}
+    assert not any(block.whole for block in found.matching.blocks)
+
+
+def test_calls_of_no_named_operation_that_do_not_end_together_are_not_said_to_be_made_by_one_rank_alone() -> None:
+    pair, _ = made([(1, 1000, (0, 1), 5.0)] * 32, op="unknown", bytes=NONE)
+    assert match_and_align(left_early(pair)).matching.reasons == (
+        "the sources do not say which operation 64 calls are, so it is not known which of them all members of a group "
         "must reach before they end: they are not paired",
     )
 
