@@ -22,7 +22,7 @@ LONGEST_REASON: Final = 480
 CLOCK_SHOWS_NS: Final = 100_000
 """A clock offset above this gets a line: without its correction, another rank may seem to come last."""
 SHARE_HEAD: Final = "of collective time"
-DELAY_HEAD: Final = "delayed each of the others ms"
+DELAY_HEAD: Final = "each other rank waited for it ms"
 """Each other rank waited at least so long: the sum of the waits is more."""
 WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, DELAY_HEAD, "late arrivals")
 HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
