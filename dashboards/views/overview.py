@@ -22,7 +22,7 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import few_text, headline, headline_basis, sentence, share_text
+from overlapscope.report.text.analysis import few_text, headline, headline_basis, no_communication, sentence, share_text
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -146,7 +146,7 @@ def lead(analysis: Analysis) -> Sentence:
     if (few := few_communicate(head)) is not None:
         return Sentence(words=(few_text(head, few),))
     if head.exposed_comm_ns is None:
-        return Sentence(words=("No communication was recorded in a ", Time(head.step_ns), f" {head.window}."))
+        return Sentence(words=(no_communication(analysis), Time(head.step_ns), f" {head.window}."))
     return Sentence(
         words=(Time(head.exposed_comm_ns), " of a ", Time(head.step_ns),
                f" {head.window} is exposed communication ({share_text(head)}); ",

@@ -95,7 +95,8 @@ def _analysis(
     )  # fmt: skip
     odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     # Of steps of two kinds those are typical that communicate: the others show nothing of what is lost.
-    path = critical_paths(run, windows, cross_rank, graphs, odd | quiet_steps(head), _pauses(run, alone))
+    odd = odd.union(quiet_steps(head), costs.cut_short)
+    path = critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone))
     return Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
         run=run_info(run),

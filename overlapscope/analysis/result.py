@@ -36,6 +36,10 @@ WAITS_OF_STEP = 0.02
 """... its peers wait for at least this share of the step, and ..."""
 WAITS_ITSELF = 0.1
 """... which waits for at most this share of that itself, is not late by chance. Choices."""
+MOST_OF_IT = 0.5
+"""A step waits for the one before where a rank waits for more than this share of what that one took longer, ..."""
+OF_STEP = 0.1
+"""... which is at least this share of the median step. Choices."""
 NOT_ALONE_NS = 1_000_000
 """A call of a device that takes as long has other members: for a group of one rank NCCL makes a copy at most. A choice:
 a copy of some hundred MiB takes less."""
@@ -383,23 +387,22 @@ def with_costs(analysis: Analysis) -> Analysis:
     found, head = analysis.throughput, analysis.headline
     if found is None or not found.on_device or not found.devices:
         return analysis
-    # GPU-hours are of all whole steps: where the headline's causes leave out long ones, or hold one that is cut short,
-    # these have other causes.
     has_long = bool(left_out(head))
-    differ = has_long or bool(found.cut_short)
     found = replace(
         found,
         exposed_causes_gpu_hours_a_day=_divided(
-            found.exposed_gpu_hours_a_day, head.causes, causes_of_all_steps(analysis), differ=differ
+            found.exposed_gpu_hours_a_day, causes_of_all_steps(analysis), head.causes
         ),
         idle_causes_gpu_hours_a_day=_divided(
-            found.idle_gpu_hours_a_day, head.idle_causes, _idle_causes_of_all_steps(analysis), differ=differ
+            found.idle_gpu_hours_a_day, _idle_causes_of_all_steps(analysis), head.idle_causes
         ),
     )
-    # A step of a day takes the mean, of which long ones are a part; and so where steps of ranks overlap.
+    # A step of a day takes the mean, of which long ones are a part; and so where steps of ranks overlap, and where the
+    # median is not that of whole steps.
     mean_ns = overlapping_ns(analysis)
     if mean_ns is None:
-        mean_ns = found.time_ns / found.steps if has_long and found.time_ns and found.steps else head.step_ns
+        of_mean = has_long or found.steps <= len(found.cut_short)
+        mean_ns = found.time_ns / found.steps if of_mean and found.time_ns and found.steps else head.step_ns
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
@@ -432,14 +435,12 @@ def recording_ns(analysis: Analysis) -> int:
     return (head.step_ns or 0) if head.window == "recording" else max(whole, default=0)
 
 
-def _divided(
-    hours: float | None, of_median: Mapping[str, int], of_all: Mapping[str, int], *, differ: bool
-) -> dict[str, float]:
-    """Return hours by cause, as the causes of the median step, or those of all steps if they `differ`: else as the
-    other ones, where these have nothing that a step of a day repeats, and `unknown` where none has."""
+def _divided(hours: float | None, of_all: Mapping[str, int], of_median: Mapping[str, int]) -> dict[str, float]:
+    """Return hours by cause, as the causes of all steps, which hours are of: as those of the median step where there is
+    nothing in them that a step of a day repeats, and `unknown` where none has."""
     if not hours:
         return {}
-    for causes in (of_all, of_median) if differ else (of_median, of_all):
+    for causes in (of_all, of_median):
         repeated = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
         if total := sum(repeated.values()):
             return {cause: hours * ns / total for cause, ns in repeated.items()}
@@ -529,7 +530,7 @@ def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
         waited_ns = waits[each.rank].get((each.rank, each.step), 0)
         own_ns = each.more_ns - max(waited_ns - usual.get(each.rank, 0), 0)
         longer[each.step] = max(longer.get(each.step, 0.0), own_ns)
-    outliers = set(longer)
+    outliers = set(longer) | _waiting_for(longer, waits_by_step(analysis.ranks) if longer else {}, head)
     others = [each for each in head.job_steps if each.step not in outliers]
     if not outliers or not others:
         return None
@@ -540,6 +541,25 @@ def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
         exposed_comm_ns=median(each.exposed_comm_ns for each in others),
         longer_ns=sum(longer.values()),
     )
+
+
+def _waiting_for(longer: Mapping[int, float], waits: Mapping[tuple[int, int], int], head: Headline) -> set[int]:
+    """Return the steps right after outliers in which another rank waits, beyond what it usually does, for most of what
+    the outlier took longer: they are as long for the same reason. An outlier that took little longer is none's."""
+    least_ns = OF_STEP * (head.step_ns or 0)
+    costly = {step: ns for step, ns in longer.items() if ns >= max(least_ns, 1)}
+    if not costly:
+        return set()
+    by_rank: dict[int, dict[int, int]] = {}
+    for (rank, step), ns in waits.items():
+        by_rank.setdefault(rank, {})[step] = ns
+    steps = {each.step for each in head.job_steps}
+    found = set()
+    for own in by_rank.values():
+        usual = median(own.values())
+        waiting = ((step, own.get(step + 1, 0) - usual) for step in costly)
+        found |= {step + 1 for step, more_ns in waiting if more_ns > MOST_OF_IT * costly[step]}
+    return found & steps
 
 
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:

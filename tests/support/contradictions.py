@@ -22,8 +22,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.result import WhatIf
 
 SENTENCES: Final[dict[str, tuple[str, str]]] = {
-    "no communication, exposed communication": (r"No communication was recorded in a", r"is exposed communication \("),
-    "no communication, why exposed": (r"No communication was recorded in a", r"^why exposed"),
+    "no communication, exposed communication": (r"^No communication (lies|was) ", r"is exposed communication \("),
+    "no communication, why exposed": (r"^No communication (lies|was) ", r"^why exposed"),
     "no communication, slowed by it": (r"No communication was recorded in a", r"long(er)? beside communication"),
     "no times, a table of times": (r"^No times were recorded", r"^ms +exposed"),
     "no times, idle time": (r"^No times were recorded", r"^Idle [\d,.]+ ms"),

@@ -129,7 +129,8 @@ def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int,
         ]
         for rank, own in timed.items()
     }))  # fmt: skip
-    short = cut_short(steps, {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device})
+    every = {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device}
+    short = cut_short(steps, every, run.ranks)
     cut = sorted({next(iter(steps[at].values()))[0].step for at in short})
     steps = [step for at, step in enumerate(steps) if at not in short]
     parts = [its for step in steps for _, its in step.values()] or [figures[rank][0] for rank in timed]

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.steps import FEWEST_FOLLOWED, StepWindow, lack_their_end
-from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.analysis.per_rank.steps import FEWEST_FOLLOWED, LACKS, StepWindow, lack_their_end
+from overlapscope.timeline.intervals import BusyTime, difference, length, union
 from overlapscope.timeline.run import RankTimeline
 
 ALIKE: Final = 0.1
@@ -29,6 +29,9 @@ OF_STEP: Final = 0.1
 """... from this share of a step, beyond what any step idles. Choices: less changes no decision."""
 TAIL: Final = "tail"
 """The cause of exposed time that nothing which was recorded waits for, or the optimizer alone."""
+BESIDE: Final = 0.5
+"""Where a single step is followed, the host's marks prove that the last one lacks its end from this share of what it is
+shorter by. A choice: less is mostly other work."""
 Windows = Mapping[int, tuple[StepWindow, Breakdown]]
 """The windows of one step with their breakdowns, by rank."""
 
@@ -41,17 +44,40 @@ class Lead(msgspec.Struct, kw_only=True, frozen=True):
     """In it no work of the device was recorded: mean over ranks."""
 
 
-def cut_short(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[int]:
+def cut_short(
+    steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]], timelines: Mapping[int, RankTimeline]
+) -> list[int]:
     """Return the positions of complete steps that lack what the others lose before the next step begins.
 
     `every` are all windows of each rank with a device, incomplete ones as well: without a device, marks are windows and
-    hold whole steps. A step that is no shorter than the others stays: its own loss is not to be left out.
+    hold whole steps. A step that is no shorter than the others stays: its own loss is not to be left out. So it is if
+    it is no shorter on more than half of its ranks: one pause makes a step longer on the rank that pauses, and the next
+    one on those that wait. One that is shorter than a single followed one may have had less to do. It lacks its end if
+    its marks hold most of what it is shorter by, beside its window: the host took that time, and no work of steps
+    before filled it.
     """
-    return lack_their_end(
-        [sum(its.window_ns or 0 for _, its in step.values()) for step in steps],
-        [_without_compute_ns(step) for step in steps],
-        _followed(steps, every),
-    )
+    lengths = [sum(its.window_ns or 0 for _, its in step.values()) for step in steps]
+    followed = _followed(steps, every)
+    cut = lack_their_end(lengths, [_without_compute_ns(step) for step in steps], followed, fewest=1)
+    if sum(followed) >= FEWEST_FOLLOWED:
+        usual = [step for step, follows in zip(steps, followed, strict=True) if follows]
+        return [at for at in cut if _is_shorter_on_half(steps[at], usual)]
+    return [
+        at
+        for at in cut
+        if sum(_beside_ns(timelines[rank], its) for rank, (its, _) in steps[at].items())
+        >= BESIDE * (lengths[followed.index(True)] - lengths[at])
+    ]
+
+
+def _is_shorter_on_half(step: Windows, others: Sequence[Windows]) -> bool:
+    """Return whether the window of a step is shorter than all of these on half of its ranks or more."""
+    shorter = [
+        (its.window_ns or 0) <= (1 - LACKS) * min(other[rank][1].window_ns or 0 for other in others if rank in other)
+        for rank, (_, its) in step.items()
+        if any(rank in other for other in others)
+    ]
+    return 2 * sum(shorter) >= len(shorter)
 
 
 def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[int]:
@@ -110,6 +136,21 @@ def _is_followed(at: StepWindow, begins: set[tuple[int, int]]) -> bool:
 
 def _without_compute_ns(step: Windows) -> int:
     return sum((its.window_ns or 0) - (its.compute_ns or 0) for _, its in step.values())
+
+
+def _beside_ns(timeline: RankTimeline, at: StepWindow) -> int:
+    """Return how much of a step's mark lies outside its window and without work of the device that was launched before.
+
+    Where the host runs ahead, the mark begins while the device works for the steps before.
+    """
+    steps, spans = timeline.steps, timeline.spans
+    mark = np.flatnonzero((steps.recording == at.recording) & (steps.step == at.step))[-1:]
+    if not mark.size:
+        return 0
+    before = (spans.recording == at.recording) & (spans.launch_ns < steps.start_ns[mark])
+    begin, end = (np.array([ns]) for ns in at.window or (0, 0))
+    other = union((spans.start_ns[before], spans.end_ns[before]), (begin, end))
+    return length(difference(union((steps.start_ns[mark], steps.end_ns[mark])), other))
 
 
 def _before_window_ns(timeline: RankTimeline, at: StepWindow) -> int:

@@ -104,7 +104,8 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     causes_cut: list[int] = []
     """Numbers of complete steps that no step follows and that lack what the others lose before the next one begins, or
     whose `tail` is, for that, what is another cause in the steps that are followed: causes of these steps, and of all,
-    are without theirs; medians are not, which one such step beside two others or more moves little."""
+    are without theirs; medians are not, which one such step beside two others or more moves little: beside fewer the
+    text says how long the others take."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided likewise, but for steps of which only the exposed time has other causes; they add up
     to it exactly."""

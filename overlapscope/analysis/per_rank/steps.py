@@ -16,7 +16,7 @@ from overlapscope.timeline.run import RankTimeline
 
 T = TypeVar("T")
 FEWEST_FOLLOWED: Final = 2
-"""Steps that others follow, at least: of one nobody knows whether it is like the others."""
+"""Steps that others follow, at least: of one nobody knows by its length whether it is like the others."""
 LACKS: Final = 0.02
 """A step is cut short if it, and its time without compute, are shorter than in any step that another one follows by
 this share of that step. A choice: two recordings of unchanged code differ by as much."""
@@ -53,16 +53,20 @@ def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
 
 
 def lack_their_end(
-    lengths_ns: Sequence[float], without_compute_ns: Sequence[float], followed: Sequence[bool]
+    lengths_ns: Sequence[float],
+    without_compute_ns: Sequence[float],
+    followed: Sequence[bool],
+    fewest: int = FEWEST_FOLLOWED,
 ) -> list[int]:
     """Return the positions of steps that no step follows and that lack what the others lose before the next one begins.
 
     Of each step: how long it is, how long of that nothing computes, and whether another step follows at once. One that
-    is no shorter than the others stays: its own loss is not to be left out.
+    is no shorter than the others stays: its own loss is not to be left out. None where fewer than `fewest` are
+    followed.
     """
     own = list(zip(lengths_ns, without_compute_ns, followed, strict=True))
     usual = [(length, without) for length, without, follows in own if follows]
-    if len(usual) < FEWEST_FOLLOWED:
+    if len(usual) < fewest:
         return []
     shortest_ns, least_ns = (min(each) for each in zip(*usual, strict=True))
     return [

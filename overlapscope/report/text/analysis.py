@@ -1,6 +1,7 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 from textwrap import fill
 from typing import Final
 
@@ -48,7 +49,7 @@ from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
-from overlapscope.report.text.exposed_causes import WORTH_NAMING, exposed_causes_text
+from overlapscope.report.text.exposed_causes import MEANS_FROM, WORTH_NAMING, exposed_causes_text
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
@@ -78,6 +79,8 @@ OF_ONE_RANK = 0.75
 """A rank has most of a cause of idle time from this share on: of two ranks that are alike each has half. A choice."""
 APART = 0.2
 """What of a rank's own window is exposed is said where it lacks this share of the step of the job."""
+OUTSIDE = 0.2
+"""Work of devices outside complete steps is said from this share of all on. A choice: less changes no conclusion."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 WORTH_EMPTY = 0.05
@@ -112,7 +115,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts.append(fill(empty_ranges_text(analysis), MAX_WIDTH))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     if details:
-        parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
+        head = analysis.headline
+        known_ns = (head.exposed_comm_ns or 0) - head.causes.get(START_OF_RECORDING, 0)
+        parts.append(exposed_by_text(analysis.exposed_by, known_ns))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if timed:
         few, own_ns = few_communicate(analysis.headline), _apart(analysis.headline)
@@ -205,7 +210,7 @@ def sentence(analysis: Analysis) -> str:
     if few is not None:
         first = few_text(head, few)
     elif head.exposed_comm_ns is None:
-        first = f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
+        first = f"{no_communication(analysis)}{ms(head.step_ns)} ms {head.window}."
     else:
         first = (
             f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
@@ -225,7 +230,13 @@ def sentence(analysis: Analysis) -> str:
             f"{few.communicate} of {few.steps} steps communicate and take {ms(few.communicating_ns)} ms, the others "
             f"{ms(few.quiet_ns)} ms; in the mean {more}."
         )
-    return "\n".join([*lines, *_left_out(analysis), *_cut_text(head), *_lacking(analysis)])
+    return "\n".join([*lines, *_left_out(analysis), *_cut_text(head), *_outside(analysis), *_lacking(analysis)])
+
+
+def no_communication(analysis: Analysis) -> str:
+    """Return that no communication was recorded in a step or recording, whose length follows: perhaps elsewhere."""
+    elsewhere = analysis.headline.window == "step" and any(info.whole.comm_ns for info in analysis.ranks)
+    return "No communication lies in a complete " if elsewhere else "No communication was recorded in a "
 
 
 def _left_out(analysis: Analysis) -> Iterator[str]:
@@ -237,12 +248,50 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
 
 
 def _cut_text(head: Headline) -> Iterator[str]:
-    """Yield which steps the causes are without, as they end with the recording."""
+    """Yield which steps the causes are without, as they end with the recording; where the median is about as much
+    theirs, also how long the others take."""
     if cut := head.causes_cut:
         several = len(cut) > 1
         which = f"Steps {list_some(cut)} end" if several else f"Step {cut[0]} ends"
         lack = "they lack" if several else "it lacks"
-        yield f"{which} with the recording: {lack} what the next one begins with, and causes are of the others."
+        others = [each for each in head.job_steps if each.step not in cut]
+        of = "the others"
+        if others and len(others) <= len(cut):
+            which_take = f"{of}, which take" if len(others) > 1 else f"step {others[0].step}, which takes"
+            of = f"{which_take} {ms(median(each.step_ns for each in others))} ms"
+            if head.exposed_comm_ns is not None:
+                of += f", {ms(median(each.exposed_comm_ns for each in others))} ms of it exposed"
+        yield f"{which} with the recording: {lack} what the next one begins with, and causes are of {of}."
+
+
+def _outside(analysis: Analysis) -> Iterator[str]:
+    """Yield how much work of the devices, mean over ranks, lies outside the complete steps, where it is much."""
+    head = analysis.headline
+    if head.window != "step" or not analysis.run.has_device:
+        return
+    ranks, steps = [info for info in analysis.ranks if info.rank in head.ranks], {each.step for each in head.job_steps}
+    inside = [[each for each in info.steps if each.complete and each.step in steps] for info in ranks]
+    worked_ns = [_worked_ns([info.whole]) for info in ranks]
+    outside_ns = [every - _worked_ns(own) for every, own in zip(worked_ns, inside, strict=True)]
+    if median(ns / max(every, 1) for ns, every in zip(outside_ns, worked_ns, strict=True)) < OUTSIDE:
+        return
+    exposed = ""
+    if any(info.whole.comm_ns for info in ranks):
+        each_ns = [_exposed_ns([info.whole]) - _exposed_ns(own) for info, own in zip(ranks, inside, strict=True)]
+        exposed = f", {ms(fmean(each_ns))} ms of it exposed communication"
+    yield (
+        f"Outside complete steps lie {ms(fmean(outside_ns))} of the {ms(fmean(worked_ns))} ms that a device works"
+        f"{exposed}."
+    )
+
+
+def _worked_ns(figures: Sequence[Breakdown]) -> int:
+    return sum((each.window_ns or 0) - (each.idle_ns or 0) for each in figures)
+
+
+def _exposed_ns(figures: Sequence[Breakdown]) -> int:
+    """Return exposed time without that for which recordings had not begun."""
+    return sum((each.exposed_comm_ns or 0) - each.causes.get(START_OF_RECORDING, 0) for each in figures)
 
 
 def _usual_text(usual: WithoutOutliers) -> str:
@@ -399,20 +448,42 @@ def idle_text(analysis: Analysis) -> str:
         return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
     ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
     on_cpu = not analysis.run.has_device
+    idle_ns, of = _idle_of_steps(analysis)
+    times = idle_ns / head.idle_ns
     shown = [
-        f"{idle_label(cause, on_cpu=on_cpu)} {ms(ns)} ms "
+        f"{idle_label(cause, on_cpu=on_cpu)} {ms(times * ns)} ms "
         f"({_share_of_idle(analysis, cause, ns)}{_mostly_on(analysis, cause) * (ns >= WORTH_HOURS * head.idle_ns)})"
         for cause, ns in ordered
         if ns >= WORTH_NAMING * head.idle_ns
     ]
     rest_ns = head.idle_ns - sum(ns for _, ns in ordered if ns >= WORTH_NAMING * head.idle_ns)
     if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
-        shown.append(f"other {ms(rest_ns)} ms ({_share_of_idle(analysis, None, rest_ns)})")
+        shown.append(f"other {ms(times * rest_ns)} ms ({_share_of_idle(analysis, None, rest_ns)})")
     parts = ", ".join(shown)
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
-    return (
-        f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
-    )
+    return f"Idle {ms(idle_ns)} ms {of}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
+
+
+def _idle_of_steps(analysis: Analysis) -> tuple[float, str]:
+    """Return the idle time that the causes add up to, and in words of which steps it is.
+
+    That is the median step's, where it shows what steps are idle for: not where few of them have most of it, nor beside
+    as many that are cut short, which the causes are without.
+    """
+    head = analysis.headline
+    median_ns, usual = head.idle_ns or 0, f"a {head.window}"
+    if head.window != "step" or left_out(head):
+        return median_ns, usual
+    cut = analysis.throughput.cut_short if analysis.throughput else []
+    others = [each for each in head.job_steps if each.step not in cut]
+    mean_ns = fmean(each.idle_ns for each in others) if others else 0.0
+    also = f", {ms(median_ns)} ms in the median one"
+    if cut and len(others) <= len(cut) and mean_ns:
+        of = "in step" if len(others) == 1 else "a step in"
+        return mean_ns, f"{of} {list_some([each.step for each in others])}{also}"
+    if not cut and mean_ns > MEANS_FROM * median_ns:
+        return mean_ns, f"a step in the mean of {head.steps}{also}"
+    return median_ns, usual
 
 
 def _mostly_on(analysis: Analysis, cause: str) -> str:
@@ -431,7 +502,8 @@ def _mostly_on(analysis: Analysis, cause: str) -> str:
 def _in_pauses(analysis: Analysis) -> str:
     """Return how much of all idle time is in long pauses of hosts, where these are found to cost time."""
     idle_ns = sum(info.whole.idle_ns or 0 for info in analysis.ranks)
-    paused_ns = sum(each.evidence["idle_ns"] for each in analysis.findings if each.id == "host_pauses")
+    found = [each.evidence for each in analysis.findings if each.id == "host_pauses"]
+    paused_ns = sum(each["idle_ns"] for each in found if not each["steps"] or each.get("device_step") is not None)
     if not paused_ns or not idle_ns:
         return ""
     return f"; {percent(paused_ns / idle_ns)} of all idle time in pauses of hosts of 3 ms or longer"

@@ -17,7 +17,7 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
 )
 from overlapscope.analysis.job_step.headline import Headline
-from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
+from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes, without_outliers
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
@@ -96,7 +96,9 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, analysis: Analysis) -> Self:
-        every, cost, head = usual_causes(analysis), analysis.throughput, analysis.headline
+        cost, head = analysis.throughput, analysis.headline
+        odd_median = without_outliers(analysis) is not None
+        every = causes_of_all_steps(analysis) if odd_median else usual_causes(analysis)
         hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
         of_all = every == causes_of_all_steps(analysis)
         without = cost.cut_short if cost else []

@@ -13,7 +13,7 @@ from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause, few_communicate, quiet_steps
-from overlapscope.analysis.result import Analysis, CaptureCost, Recommendation, with_costs
+from overlapscope.analysis.result import Analysis, CaptureCost, Recommendation, _without_outliers, with_costs
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
 from overlapscope.report.text.analysis import sentence
@@ -292,6 +292,72 @@ def test_steps_that_end_with_the_recording_are_said_to_be_left_out_of_causes(cut
     assert ("with the recording" in said) == bool(cut)
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [(1, "causes are of step 3, which takes 10.000 ms, 0.000 ms of it exposed."),
+     (2, "causes are of the others, which take 15.000 ms, 0.500 ms of it exposed.")],
+)  # fmt: skip
+def test_beside_as_many_whole_steps_or_fewer_it_is_said_what_these_take(kept: int, said: str) -> None:
+    head = with_lengths((), (), (10, 20, 30, 40)[: 2 * kept]).headline
+    steps = head.job_steps[: 2 * kept]
+    cut = [each.step for each in steps[kept:] if each.step is not None]
+    given = replace(head, job_steps=steps, causes_cut=cut)
+    assert said in sentence(replace(recorded(), headline=given))
+    assert "which take" not in sentence(replace(recorded(), headline=replace(given, causes_cut=cut[1:])))
+
+
+def partly(complete: int, *, communicates: bool = True) -> Analysis:
+    """Return an analysis of which so many steps are complete, each of 100 ms, 10 of which are exposed; four and as much
+    again as two of them were recorded."""
+    analysis = recorded()
+    own = replace(
+        analysis.ranks[0].steps[0], window_ns=100 * MS, idle_ns=40 * MS, comm_ns=10 * MS, exposed_comm_ns=10 * MS,
+        causes={},
+    )  # fmt: skip
+    whole = replace(
+        analysis.ranks[0].whole, window_ns=900 * MS, idle_ns=540 * MS, comm_ns=110 * MS * communicates,
+        exposed_comm_ns=110 * MS, causes={"start_of_recording": 5 * MS},
+    )  # fmt: skip
+    steps = [replace(own, step=number, complete=number < complete) for number in range(4)]
+    job_steps = [replace(analysis.headline.job_steps[0], step=number) for number in range(complete)]
+    return replace(
+        analysis,
+        ranks=[replace(info, steps=steps, whole=whole) for info in analysis.ranks],
+        headline=replace(analysis.headline, job_steps=job_steps),
+        run=replace(analysis.run, has_device=True),
+    )
+
+
+def test_what_devices_do_outside_complete_steps_is_said_where_it_is_much() -> None:
+    """By hand: 360 ms of work, 60 in each step; of 105 ms that are exposed 10 in each."""
+    words = "Outside complete steps lie 240.000 of the 360.000 ms that a device works, 85.000 ms of it exposed"
+    assert words in sentence(partly(2))
+    assert "works.\n" in sentence(partly(2, communicates=False)) + "\n"
+    assert "Outside complete steps" in sentence(partly(4)), "120 of 360 ms"
+    long = partly(4)
+    ranks = [
+        replace(info, whole=replace(info.whole, idle_ns=900 * MS - lasts * MS))
+        for info, lasts in zip(long.ranks, (300, 301), strict=True)
+    ]
+    assert "Outside" in sentence(replace(long, ranks=ranks)), "20 % and more"
+    ranks[1] = replace(ranks[1], whole=replace(ranks[1].whole, idle_ns=600 * MS + 1))
+    assert "Outside" not in sentence(replace(long, ranks=ranks))
+    on_cpu = replace(partly(2), run=replace(partly(2).run, has_device=False))
+    assert "Outside" not in sentence(on_cpu)
+
+
+def test_steps_without_communication_are_no_recording_without_it() -> None:
+    analysis = partly(2)
+    head = replace(analysis.headline, step_ns=100 * MS, exposed_comm_ns=None, comm_ns=None)
+    for given, words in (
+        (analysis, "No communication lies in a complete 100.000 ms step."),
+        (partly(2, communicates=False), "No communication was recorded in a 100.000 ms step."),
+    ):
+        quiet = replace(given, headline=head)
+        assert sentence(quiet).startswith(words)
+        assert lead(quiet).text == words
+
+
 @pytest.mark.parametrize(("own_ms", "overlap"), [(70, True), (97.9, True), (99, False)])
 def test_what_a_step_takes_in_the_mean_is_said_where_steps_of_the_job_sum_to_more(own_ms: float, overlap: bool) -> None:
     """Of four steps of 100 ms each the ranks recorded less."""
@@ -334,3 +400,32 @@ def test_a_rank_that_has_most_of_a_cause_of_idle_time_is_named(by_rank_ms: tuple
     said = analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
     assert f"5.000 ms {words}" in said
     assert said.count("of it on rank") == ("of it" in words)
+
+
+def test_idle_time_is_that_of_the_mean_step_where_few_steps_have_most_of_it() -> None:
+    """Of steps that idle 1, 1 and 31 ms the median one has 1, and the mean one 11: shares of causes are of all."""
+    analysis = with_lengths((100, 100, 130), (100, 100, 130), (100, 100, 130))
+    of_steps = [
+        replace(each, idle_ns=ns * MS) for each, ns in zip(analysis.headline.job_steps, (1, 1, 31), strict=True)
+    ]
+    head = replace(analysis.headline, idle_ns=MS, idle_causes={"drained": MS}, job_steps=of_steps, steps=3)
+    ranks = [replace(info, no_causes_reason=None) for info in analysis.ranks]
+    said = analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+    assert said.startswith("Idle 11.000 ms a step in the mean of 3, 1.000 ms in the median one: ")
+    assert "by a wait of the host 11.000 ms (100.0 %)" in said
+    usual = replace(head, job_steps=[replace(each, idle_ns=MS) for each in of_steps])
+    assert analysis_text.idle_text(replace(analysis, headline=usual, ranks=ranks, throughput=None)).startswith(
+        "Idle 1.000 ms a step: "
+    )
+
+
+@pytest.mark.parametrize(("waited_ms", "outliers"), [(240, [4]), (280, [4, 5])])
+def test_a_step_in_which_a_rank_waits_for_the_outlier_before_is_one(waited_ms: int, outliers: list[int]) -> None:
+    """Rank 0 takes some 520 ms longer in step 4; rank 1 waits for it in step 5, beyond its usual."""
+    analysis = with_lengths((272, 806, 297), (236, 290, 300), (272, 808, 320))
+    steps = [
+        replace(each, causes={"peer_host": (1 + waited_ms * (each.step == 5)) * MS}) for each in analysis.ranks[1].steps
+    ]
+    found = _without_outliers(replace(analysis, ranks=[analysis.ranks[0], replace(analysis.ranks[1], steps=steps)]))
+    assert found is not None
+    assert found.outliers == outliers

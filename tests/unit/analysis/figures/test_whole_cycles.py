@@ -14,11 +14,13 @@ from overlapscope.analysis.cost.whole_cycles import causes_cut, cut_short
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow
-from overlapscope.analysis.result import Analysis, causes_of_all_steps, with_costs
+from overlapscope.analysis.result import Analysis, Recommendation, causes_of_all_steps, with_costs
+from overlapscope.report.text.analysis import render
 from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.builders import EPOCH_NS
 from tests.support.step_cases import US, Kernel, Sent, made
 from tests.unit.analysis.figures.test_throughput import rank_of
 
@@ -85,8 +87,82 @@ def test_a_step_is_cut_short_if_it_and_its_time_without_compute_are_shorter(
         for at, length, compute in zip(windows, lengths, computes, strict=True)
     ]
     cut_off = StepWindow(step=9, recording=0, window=(begins[2] + lengths[2], begins[3]), complete=False)
-    assert cut_short(steps, {0: [*windows[:3], cut_off, windows[3]]}) == cut
-    assert cut_short(steps[2:], {0: [*windows[2:3], cut_off, windows[3]]}) == []
+    assert cut_short(steps, {0: [*windows[:3], cut_off, windows[3]]}, {}) == cut
+
+
+@pytest.mark.parametrize(
+    ("lengths_ms", "cut"),
+    [
+        pytest.param([(20, 20, 9), (20, 20, 9), (20, 20, 9)], [2], id="shorter on all ranks"),
+        pytest.param([(20, 9, 9), (20, 20, 9), (20, 20, 9)], [2], id="on most"),
+        pytest.param([(98, 9, 9), (9, 98, 9), (9, 98, 9)], [], id="one rank paused, others wait in the next step"),
+    ],
+)
+def test_a_step_is_cut_short_if_it_is_shorter_on_half_of_the_ranks(
+    lengths_ms: list[Sequence[int]], cut: list[int]
+) -> None:
+    steps: list[dict[int, tuple[StepWindow, Breakdown]]] = [{}, {}, {}]
+    for rank, own in enumerate(lengths_ms):
+        begins = np.cumsum([0, *own[:2]]).tolist()
+        for number, (begin, length) in enumerate(zip(begins, own, strict=True)):
+            window = (begin * MS, (begin + length) * MS)
+            at = StepWindow(step=number, recording=0, window=window, complete=True)
+            steps[number][rank] = at, Breakdown(window_ns=length * MS, compute_ns=6 * MS)
+    every = {rank: [step[rank][0] for step in steps] for rank in range(3)}
+    assert cut_short(steps, every, {}) == cut
+
+
+@pytest.mark.parametrize(
+    ("begin_ms", "end_ms", "busy_ms", "cut"),
+    [
+        pytest.param(20, 34.5, 9, [1], id="its mark ends half of what it lacks after its window"),
+        pytest.param(20, 34.4, 9, [], id="less"),
+        pytest.param(14.5, 29, 9, [1], id="its mark begins so long before its window"),
+        pytest.param(14.6, 29, 9, [], id="less before"),
+        pytest.param(5, 29, 20, [], id="the host runs ahead, of a device that works for the step before"),
+        pytest.param(5, 23, 9, [1], id="it ends before its window, and began while nothing was to do"),
+        pytest.param(21, 28, 9, [], id="it is shorter than its window"),
+    ],
+)
+def test_beside_a_single_followed_step_marks_prove_that_the_last_one_is_cut_short(
+    begin_ms: float, end_ms: float, busy_ms: int, cut: list[int]
+) -> None:
+    """By hand: a window of 20 ms, of which 6 are compute, then one of 9 ms that lacks 11 ms."""
+    timeline = rank_of(0, FETCHED[:2], device=True)
+    ends, spans = [EPOCH_NS + 10 * MS, EPOCH_NS + round(end_ms * MS)], timeline.spans.end_ns.copy()
+    spans[timeline.spans.kind.argmax()] = EPOCH_NS + busy_ms * MS  # the first collective
+    its = found(
+        replace(
+            timeline,
+            steps=replace(
+                timeline.steps, start_ns=np.array([EPOCH_NS, EPOCH_NS + round(begin_ms * MS)]), end_ns=np.array(ends)
+            ),
+            spans=replace(timeline.spans, end_ns=spans),
+        )
+    )
+    assert its.cut_short == cut
+
+
+def idles(number: int) -> list[Kernel | Sent]:
+    """Return a step with 200 us before its first compute, as its mark says, and 300 us after all that it launched."""
+    return [Kernel(start=200, end=600), Sent(start=600, end=700 if number else 750)]
+
+
+def test_all_but_medians_goes_by_the_step_that_another_one_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 1,000 and of 500 us: the mark of the second lasts 500 us longer than it."""
+    monkeypatch.setattr("tests.support.step_cases.STEPS", 2)
+    analysis = analyze(made(idles))
+    assert analysis.throughput is not None
+    assert analysis.throughput.cut_short == analysis.headline.causes_cut == [1]
+    assert analysis.throughput.exposed_fraction == pytest.approx(0.15)
+    said = "and causes are of step 0, which takes 1.000 ms, 0.150 ms of it exposed.\n"
+    assert f"Step 1 ends with the recording: it lacks what the next one begins with, {said}" in render(analysis)
+    saves = Recommendation(
+        id="x", title="", verdict="", predicted_gain_ns=100 * US, gain_low_ns=None, gain_high_ns=None,
+        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
+    )  # fmt: skip
+    costed = with_costs(replace(analysis, recommendations=[saves])).recommendations[0]
+    assert costed.gpu_hours_a_day == pytest.approx(0.1 * 2 * 24), "of a step of 1,000 us, not of the median of both"
 
 
 def test_causes_of_all_steps_and_gpu_hours_are_of_the_same_steps() -> None:

@@ -296,6 +296,19 @@ def test_a_step_that_is_odd_in_length_is_typical_of_nothing_even_where_it_is_the
     assert analysis.critical_path.median_step == 3
 
 
+def test_a_step_that_is_cut_short_is_typical_of_nothing() -> None:
+    """Each step computes for 1 ms once its host took 3: the window of the last one lacks what the next begins with."""
+    run = in_steps(run_of(Job(ranks=((kernel(MS, host=3 * MS), kernel(MS, host=3 * MS)),))), (0, 1))
+    steps = run.ranks[0].steps
+    begin_ns = steps.start_ns - 3 * MS
+    marked = replace(steps, start_ns=begin_ns, end_ns=np.append(begin_ns[1:], steps.end_ns[-1]))
+    analysis = analyze(replace(run, ranks={0: replace(run.ranks[0], steps=marked)}))
+    assert analysis.throughput is not None
+    assert analysis.throughput.cut_short == [1]
+    assert [round(path.length_ns / MS) for path in analysis.critical_path.steps] == [3, 1]
+    assert analysis.critical_path.median_step == 0
+
+
 def test_where_all_steps_are_odd_one_of_them_is_typical() -> None:
     run = in_steps(run_of(Job(ranks=(tuple(kernel(ms * MS) for ms in (1, 3, 2)),))), (0, 1, 2))
     windows = {0: step_windows(run.ranks[0])}
