@@ -32,9 +32,10 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
 
 CAUSES: Final[dict[str, Cause]] = {
     "start_of_recording": Cause(
-        label="wait: recordings began apart",
+        label="start of the recording",
         description="waiting for a rank that began to record later, by as much as it began later: what it did "
-        "before is not recorded",
+        "before is not recorded; and all exposed time until a device has worked off what was launched before its "
+        "recording: what it computed beside the calls is not recorded",
         waits_for_another_rank=True,
         colour="idle",
         pattern="|",

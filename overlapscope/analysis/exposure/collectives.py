@@ -44,7 +44,8 @@ class CollectiveRow(CallFields, kw_only=True, frozen=True):
     baseline_ns: float | None
     wait_fraction: float | None
     exposed_ns: int | None
-    """Sum over these calls, mean over ranks; of several calls in flight, time belongs to the one that ends last."""
+    """Sum over these calls, mean over ranks, without the cause `start_of_recording`; of several calls in flight, time
+    belongs to the one that ends last."""
     algbw_gbs: float | None
     busbw_gbs: float | None
 

@@ -27,7 +27,8 @@ Window = tuple[int, int]
 class ExposedBy(msgspec.Struct, kw_only=True, frozen=True):
     """Exposed nanoseconds of a step's calls (without complete steps: of a recording's), mean over steps and ranks.
 
-    Each field splits the same sum; `unknown` holds calls without a value. Empty without timed collectives.
+    Each field splits the same sum, without the cause `start_of_recording`.
+    `unknown` holds calls without a value. Empty without timed collectives.
     """
 
     dimension: dict[str, int] = {}

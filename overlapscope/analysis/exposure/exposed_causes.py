@@ -71,7 +71,7 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
 
     busy: Mapping[str, BusyTime]
     exposed_ns: Ints
-    """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
+    """Exposed nanoseconds that each row of the rank's `Collectives` owns, without `start_of_recording`."""
     exposed_unknown: BusyTime
     """Exposed communication whose wait time is not known."""
     hidden_wait: BusyTime
@@ -205,10 +205,15 @@ def _of_rank(
         for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
             parts[cause].append(intersection(only(cut(own_comm, queued, rest), chosen), exposed))
     unknown = only(cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched)
+    # Until a device had worked off what was launched before the recording, nothing that is known waited for a call.
+    before = (own.by_graph or {}).get(START, EMPTY)
+    by_cause = {cause: difference(union(*found), before) for cause, found in parts.items()}
+    by_cause[START] = union(by_cause[START], before)
+    known = difference(exposed, by_cause[START])
     return Causes(
-        busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
-        exposed_ns=_by_row(timeline, own_comm, exposed),
-        exposed_unknown=BusyTime(intersection(unknown, exposed)),
+        busy={cause: BusyTime(found) for cause, found in by_cause.items()},
+        exposed_ns=_by_row(timeline, own_comm, known),
+        exposed_unknown=BusyTime(intersection(unknown, known)),
         hidden_wait=BusyTime(intersection(only(cut(own_comm, own_comm.start_ns, arrived)), hidden)),
         hidden_unknown=BusyTime(intersection(unknown, hidden)),
     )
@@ -265,7 +270,7 @@ def _as_the_graph_says(
         yield cause, intersection(others, times)
         yield cause, intersection(before, times)
         yield "tail" if cause in ("dependency", "host_waited", "ahead") else cause, intersection(only_tail, times)
-        yield cause if delay else PIPELINE, intersection(pipeline, times)
+        yield cause if delay or cause == START else PIPELINE, intersection(pipeline, times)
 
 
 def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> Ints:

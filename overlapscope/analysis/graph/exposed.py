@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING
 from overlapscope.analysis.graph.building.device_waits import before_on_lane
 from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.graph.call_queue import Queue
@@ -34,6 +35,7 @@ from overlapscope.analysis.graph.model import (
     NodeNumbers,
     RankPart,
 )
+from overlapscope.analysis.graph.walk import launched_before, unrecorded_until_ns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Flags, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
 from overlapscope.timeline.rows import is_one_of, sort_order
@@ -41,16 +43,18 @@ from overlapscope.timeline.run import RankTimeline
 
 EXPOSED_CAUSES: Final = (
     "late_launch", "queued", "ahead", "dependency", "host_waited", "host_not_ready", "behind_copy", "behind_compute",
-    "tail", "unknown",
+    "tail", "unknown", START_OF_RECORDING,
 )  # fmt: skip
 """`dependency`: the next compute waited for it, or follows it on its stream. Of that, `late_launch`: its data were
 ready before it was launched, and `queued`: its stream was busy with communication of another operation or group.
 `ahead`: the next compute waited for a later call, of another operation or group, that was held by it on its stream.
 `host_waited`: the next compute waited for its own launch alone, and its host had waited for the call before that.
 `host_not_ready`: the next compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or
-kernel. `tail`: no compute follows. `unknown`: no rule names it."""
+kernel. `tail`: no compute follows. `unknown`: no rule names it. `start_of_recording`: the next compute was
+launched before the recording, or waited for what was: what the device computed beside the call is not recorded."""
 (
     LATE_LAUNCH, QUEUED, AHEAD, DEPENDENCY, HOST_WAITED, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN,
+    UNRECORDED,
 ) = range(len(EXPOSED_CAUSES))  # fmt: skip
 _CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
 _CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
@@ -127,13 +131,15 @@ def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding
     causes = np.where(in_order, DEPENDENCY, bound.cause).astype(np.int8)
     by_host = (causes == DEPENDENCY) & ~in_order & _only_by_host(graph, part, own, bound, follows)
     causes[by_host] = HOST_WAITED
+    early = np.append(launched_before(part), False)[np.where(follows == NONE, -1, follows)] & (causes == UNKNOWN)
+    causes[early | (bound.end_ns <= unrecorded_until_ns(graph, part))] = UNRECORDED
     queue = Queue.of(timeline, part.span_row[comm], (start[comm], end[comm]))
     needed = np.full(own.size, NONE)
     if part.on_device:
         behind = np.flatnonzero((causes == DEPENDENCY) & ~in_order & (bound.awaited == own))
         needed[behind] = _needed_behind(graph, part, queue, comm, own[behind], bound.needed[behind], follows[behind])
     found = make(ExposedPieces, own.size, start_ns=bound.start_ns, end_ns=bound.end_ns, cause=causes, span=own,
-                 next=follows, needed=needed, call=np.where(by_host, bound.call, NONE))  # fmt: skip
+                 next=follows, needed=needed, call=np.where(causes == HOST_WAITED, bound.call, NONE))  # fmt: skip
     # What would not have helped the next compute is no delay, as of another call than it waited for.
     delayed = (causes == DEPENDENCY) & (in_order | (bound.awaited == own) | (bound.awaited == NONE))
     delays = _delays(graph, part, queue, comm, BusyTime(computing), None if awaited is None else awaited[0])

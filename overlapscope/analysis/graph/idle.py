@@ -29,7 +29,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.read_backs import read_backs
-from overlapscope.analysis.graph.walk import unrecorded_until_ns
+from overlapscope.analysis.graph.walk import launched_before, unrecorded_until_ns
 from overlapscope.timeline.columns import (
     COMM,
     COPY,
@@ -43,7 +43,7 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.rows import is_one_of, largest_by, sort_order, sum_by, values_in
+from overlapscope.timeline.rows import is_one_of, largest_by, sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 IDLE_CAUSES: Final = tuple(name for name in cause_table.IDLE_CAUSES if name != cause_table.WAITED_FOR_CORE)
@@ -124,7 +124,7 @@ class _Walk:
         every = np.arange(node.size)
         unrecorded = self.gaps.ends <= unrecorded_until_ns(self.graph, self.part)
         self._take(every[unrecorded], self.gaps.starts[unrecorded], START_OF_RECORDING)
-        early = _launched_before(self.part)[self.span]
+        early = launched_before(self.part)[self.span]
         opaque = nodes.gap[node] != NO_GAP
         own = np.where(opaque, nodes.own_ns[node], 0)
         why = np.where(early, START_OF_RECORDING, _OF_GAP[nodes.gap[node]])
@@ -321,18 +321,6 @@ def _before_read_backs(pieces: IdlePieces, graph: Graph, part: RankPart, timelin
 
 def _stretch(taken_ns: Ints) -> Ints:
     return np.where(taken_ns < SILENCE_NS, RATE, np.where(taken_ns < LONG_PAUSE_NS, PAUSE, LONG_PAUSE))
-
-
-def _launched_before(part: RankPart) -> Flags:
-    """Return which spans were launched before the recording: those without a launch, before the first of their lane
-    that has one."""
-    early = np.zeros(part.spans, np.bool_)
-    for lane in values_in(part.span_lane).tolist():
-        on_lane = np.flatnonzero(part.span_lane == lane)
-        launched = np.flatnonzero(part.launched_by[on_lane] >= 0)
-        if launched.size:
-            early[on_lane[: launched[0]]] = True
-    return early
 
 
 def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:

@@ -40,7 +40,7 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.timeline.columns import NONE, Flags, Ints, Small
-from overlapscope.timeline.rows import sum_by
+from overlapscope.timeline.rows import sum_by, values_in
 
 PARTS: Final = (
     "compute", "transfer", "communication", "copy", "launch", "host", "idle", "unknown", "before_recording", "late_end"
@@ -175,6 +175,18 @@ def unrecorded_until_ns(graph: Graph, part: RankPart) -> int:
     )
     waited = part.blocks & (returned > launched) & (returned <= start)
     return start if by_launch and not waited.any() else NONE
+
+
+def launched_before(part: RankPart) -> Flags:
+    """Return which spans were launched before the recording: those without a launch, before the first of their lane
+    that has one."""
+    early = np.zeros(part.spans, np.bool_)
+    for lane in values_in(part.span_lane).tolist():
+        on_lane = np.flatnonzero(part.span_lane == lane)
+        launched = np.flatnonzero(part.launched_by[on_lane] >= 0)
+        if launched.size:
+            early[on_lane[: launched[0]]] = True
+    return early
 
 
 def parts_of(graph: Graph, edges: Ints) -> Small:

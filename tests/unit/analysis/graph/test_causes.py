@@ -121,6 +121,29 @@ def test_until_what_was_launched_before_the_recording_has_ended_idle_time_is_nob
     assert causes == {"start_of_recording": 5_000 - 15 - 2, "launch_bound": 1_000, "launch_latency": 5}
 
 
+@pytest.mark.parametrize(
+    ("gathered_us", "launched_us", "computes_us", "cause"),
+    [
+        pytest.param((100, 1_100), 20, 5_000, "start_of_recording", id="long after launch and gather"),
+        pytest.param((100, 4_990), 20, 5_000, "dependency", id="as the gather ends: a cold start waits for it"),
+        pytest.param((100, 1_100), -1, 5_000, "start_of_recording", id="it was itself launched before the recording"),
+        pytest.param((100, 4_990), -1, 5_000, "dependency", id="launched before, it waits for the gather"),
+        pytest.param((100, 1_100), 4_990, 5_000, "host_not_ready", id="as it was launched"),
+    ],
+)
+def test_beside_what_was_launched_before_the_recording_no_communication_is_known_to_be_exposed(
+    gathered_us: tuple[int, int], launched_us: int, computes_us: int, cause: str
+) -> None:
+    calls = [("cudaLaunchKernel", 10, 13, 1), ("cudaLaunchKernel", launched_us, launched_us + 3, 2),
+             ("cudaLaunchKernel", 9_000, 9_003, 3)]  # fmt: skip
+    calls = [each for each in calls if each[1] >= 0]
+    ran = [(1, *gathered_us, 1), (0, computes_us, 8_000, 2), (0, 9_005, 9_900, 3)]
+    timeline = trace(calls, ran, kinds={0: COMM})
+    found = figures(Simulated(Run(world_size=None, ranks={0: timeline}), 0))
+    assert {each for each, taken in found.exposed_causes.items() if taken} == {cause}
+    assert found.exposed_causes[cause] == found.exposed_ns == (gathered_us[1] - gathered_us[0]) * US
+
+
 def soon_again(*again: Operation) -> list[Operation]:
     """Return a long wait and then, five times, work of the host, a kernel and another wait."""
     after = [each for _ in range(5) for each in (Work(400 * US), Launch(0, 5 * US), *again)]
@@ -257,11 +280,20 @@ def test_a_pause_is_named_by_what_the_host_did_in_it_rather_than_by_what_followe
         ({"checkpoint": (100, 900)}, "checkpoint"),
         ({"evaluation": (50, 1_000), "checkpoint": (100, 900)}, "checkpoint"),
         ({"checkpoint": (100, 300)}, None),
-        ({"ProfilerStep#3": (100, 900), "overlapscope.comm:gather": (100, 900), "gloo:send": (100, 900)}, None),
+        ({"ProfilerStep#3": (100, 900), "overlapscope.comm:gather": (100, 900), "nccl:send": (100, 900)}, None),
+        ({"gloo:barrier": (100, 900)}, "gloo:barrier"),
         ({"Torch-Compiled Region: 0/0": (100, 900)}, None),
         ({"train": (-100, 5_000)}, None),
     ],
-    ids=["of its time", "the innermost", "less than half of it", "marks and calls", "compiled code", "around the step"],
+    ids=[
+        "of its time",
+        "the innermost",
+        "less than half of it",
+        "marks and calls",
+        "a host that waits",
+        "compiled code",
+        "around the step",
+    ],
 )
 def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int]], expected: str | None) -> None:
     simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
