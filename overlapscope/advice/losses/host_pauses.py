@@ -8,8 +8,8 @@ import numpy as np
 
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.checks.host_pauses import times_a_step
-from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.checks.host_pauses import of_step_alone, times_a_step
+from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
 from overlapscope.timeline.intervals import BusyTime
 
@@ -34,6 +34,12 @@ IN_OWN_CODE: Final = {
     "needs; no gc.collect() in each step",
 }
 """For pauses that recur at one place, and are of one length."""
+COPIED_BACK: Final = {
+    "torch": "compute with tensors of the device, without .cpu(), .numpy() and .to(device) around it\n"
+    "# which function it is in: torch.profiler.profile(with_stack=True)",
+    "python": DUMP.format(what="which line it is in"),
+}
+"""For what the host computes from one copy, and copies back."""
 OFF_HOST: Final = {
     "torch": "optimizer = torch.optim.AdamW(params, fused=True)  # on the device: its states take 8 bytes a parameter "
     "there, 12 with a copy of the weights in 32 bits, divided among the ranks that shard them",
@@ -83,27 +89,39 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
 
 def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> str:
     """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before."""
-    alone, ranks, costliest = evidence["alone_in_step"], evidence["ranks"], evidence["pauses"][0]
+    ranks, costliest = evidence["ranks"], evidence["pauses"][0]
     one = len(ranks) == 1
-    whom = f"the host{'' if one else 's'} of {rank_list(ranks)}{', now one, now another' * evidence['in_turn']}"
+    recorded = len(ranks) if evidence["all_ranks"] else len(ranks) + 1
+    in_turn = ", now one, now another" * evidence["in_turn"]
+    whom = f"the host{'' if one else 's'} of {ranks_of_run(ranks, recorded)}{in_turn}"
     place = (
         f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
     )
     inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
-    own = evidence.get("does") or evidence.get("own_code")
+    own = evidence.get("does") or evidence.get("own_code") or evidence["copied_back"]
     does = ("launches nothing" if one else "launch nothing") if own else "pauses" if one else "pause"
     often = "" if evidence["anywhere"] else times_a_step(evidence["times_a_step"], given.per)
-    usual = f"{'it' if one else 'they'} {does} {often}for {ms(evidence['paused_ns'])}{' each' * bool(often)}"
-    idles = f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it"
-    if alone is not None:
-        whole = f" of a {ms(recording_ns(given.analysis))} recording,"
-        idles = f"{ms(evidence['alone_cost_ns'])}{whole} in step {alone} alone"
+    most = "up to " * evidence["lengths_differ"]
+    usual = f"{'it' if one else 'they'} {does} {often}for {most}{ms(evidence['paused_ns'])}{' each' * bool(often)}"
+    idles = _idles(given, evidence)
     spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
     begins = ", perhaps as the profiler starts" * evidence["at_begin"]
     return (
         f"{_asks(evidence, whom)}: {usual}{place}{inside}, and {'its' if one else 'a'} device idles for {idles}"
         f"{spent}{begins}"
     )
+
+
+def _idles(given: RuleInput, evidence: Mapping[str, Any]) -> str:
+    """Return for how long a device idles for the pauses, of what, and when."""
+    alone, device_step = evidence["alone_in_step"], evidence["device_step"]
+    if alone is not None:
+        whole = f" of a {ms(recording_ns(given.analysis))} recording,"
+        return f"{ms(evidence['alone_cost_ns'])}{whole} {of_step_alone(alone, device_step)} alone"
+    if evidence["steps"] and device_step is None:
+        before = f"before the first kernel of a {given.per}, which its {ms(given.step_ns)} do not hold"
+        return f"{ms(evidence['cost_ns'])} for it, {before}"
+    return f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it"
 
 
 def _wait_before(given: RuleInput, evidence: Mapping[str, Any]) -> str | None:
@@ -124,6 +142,8 @@ def _asks(evidence: Mapping[str, Any], whom: str) -> str:
     """Return what is to be done about pauses of these hosts."""
     if evidence.get("in_optimizer"):
         return f"Take the optimizer off {whom}, or overlap it"
+    if evidence.get("copied_back"):
+        return f"Compute on the device what {whom} compute{'s' * (len(evidence['ranks']) == 1)} between two copies"
     if evidence.get("own_code"):
         return f"Shorten the program's own code that keeps {whom} from launching, or move it to another thread"
     return f"Find what stops {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
@@ -136,6 +156,8 @@ def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
         return OFF_HOST
     if evidence.get("does") is not None:
         return {"torch": IN_PAUSES["torch"], "python": DUMP.format(what="which line it is in")}
+    if evidence.get("copied_back"):
+        return COPIED_BACK
     if evidence.get("own_code"):
         return IN_OWN_CODE
     if evidence.get("may_compile"):

@@ -8,16 +8,20 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.user_ranges import row_of_pause
-from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.common.wording import ranks_of_run, short
 from overlapscope.analysis.cross_rank.wait_transfer import Split
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.first_calls import before_first_calls
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
+from overlapscope.analysis.stragglers.new_kernels import before_first_runs
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
+from overlapscope.analysis.stragglers.whole_processes import of_whole_processes
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.names import rows_named
@@ -54,6 +58,15 @@ COPIED: Final = "what it does with what was copied to it just before"
 COPIED_FOR_NS, COPIED_JUST_NS = 1_000_000, 1_000_000
 """A copy that takes so long, and ends so near to the begin of a pause, is no single figure such as a loss. A choice:
 megabytes."""
+COPIED_BACK: Final = (
+    "each time the host computed with, or sent, what was copied to it just before, and copied as much back"
+)
+COPY_BACK_NS, COPY_BACK_RATIO = 10_000, 1.5
+"""What is copied to a host and back takes so long or more, which no single figure does, and at most so many times as
+long one way as the other. Choices: tens of kilobytes; memory that is pinned, or not."""
+PINNED: Final = re.compile("pinned", re.IGNORECASE)
+TO_DEVICE: Final = re.compile(r"HtoD|Host-to-Device|HostToDevice|HOST_TO_DEVICE", re.IGNORECASE)
+FIRST_RUNS: Final = "compilation, tuning or loading of kernels, as most come just before first runs of such ({name})"
 COMPILES: Final = "compilation for a new shape"
 COMPILES_NS: Final = 50_000_000
 """Compilers of graphs and kernels take longer than this. A choice: from tenths of a second to minutes."""
@@ -67,6 +80,10 @@ share of the steps. Choices: collections and locks come now and then, wherever t
 FEWEST_RECURRING: Final = 2
 """Of a single step nobody knows whether its pauses recur. In a recording without marks of steps a rank pauses so often
 at one place: a single pause may be what comes before a loop."""
+USUAL: Final = 0.5
+"""A range that lasts for this share of the pauses in its median is not one that an accident falls in. A choice."""
+DIFFER: Final = 2
+"""Of pauses of which one is so many times as long as another the longest is told, no mean. A choice."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
 
 
@@ -98,6 +115,8 @@ class _Doing(msgspec.Struct, frozen=True, kw_only=True):
     range: str
     optimizer: bool
     """Whether it is a part of an optimizer's step."""
+    recurs: bool
+    """Whether it is no accident that hosts pause in it."""
 
 
 class _Traits(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +130,12 @@ class _Traits(msgspec.Struct, frozen=True, kw_only=True):
     """No batch is fetched in some, as they are in forward, backward or the optimizer, or beside no range that loads."""
     copied: bool = False
     """Each begins as a long copy to the host ends."""
+    copied_back: bool = False
+    """Each ends with the launch of a copy to the device that takes as long as one to the host just before it."""
+    before_first_run: str | None = None
+    """A kernel that is launched for the first time just after one of them, where most are before such."""
+    perhaps_in: str | None = None
+    """The range that covers them, of which it is not known whether it always lasts so long."""
 
 
 class _Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +178,7 @@ def host_pauses(
     """
     if not step_ns or lack_cores(said):
         return []
+    known = of_whole_processes(run.ranks, known)
     matched = _matched(run, known.keys(), splits)
     pauses = (each for rank in known for each in _pauses(rank, known, matched))
     every = [each for each in pauses if (each.step is not None) == of_steps]
@@ -176,17 +202,25 @@ def _costly(
     if cost_ns < WORTH * step_ns or not (anywhere or one_place or median(_times(found)) <= FEW_A_STEP):
         return []
     inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
-    does = _does(run, found, len({each.rank for each in found}) * steps)
-    own_code = does is None and not anywhere and _is_own_code(found, known)
-    traits = _traits(run, found, anywhere=anywhere, own_code=own_code)
-    why = _why(found, known.keys(), traits) if does is None else _does_what(does)
+    covered = _does(run, found, len({each.rank for each in found}) * steps)
+    does = covered if covered is not None and covered.recurs else None
+    unknown = does is None and not anywhere
+    own_code = unknown and _is_own_code(found, known)
+    traits = replace(
+        _traits(run, found, anywhere=anywhere, own_code=own_code),
+        copied_back=unknown and _copied_back(run, found),
+        before_first_run=_before_first_run(run, found) if does is None else None,
+        perhaps_in=None if covered is None else covered.range,
+    )
+    why = _does_what(does) if does is not None else _why(found, known.keys(), traits)
+    device_step = _device_step(run, found, alone)
     return [
         Finding(
             id="host_pauses",
             severity="warning",
-            title=f"{_who(found, steps, anywhere=anywhere)}"
+            title=f"{_who(run, found, steps, anywhere=anywhere)}"
             f"{_where(found, between if one_place else None, inside, step_ns)}; "
-            f"{_costs(found, cost_ns if alone is None else costs[alone], alone)}: {why}",
+            f"{_costs(found, cost_ns if alone is None else costs[alone], _when(found, alone, device_step))}: {why}",
             evidence={
                 "of_steps": steps,
                 "cost_ns": round(cost_ns),
@@ -198,9 +232,13 @@ def _costly(
                 "does": None if does is None else does.range,
                 "in_optimizer": does is not None and does.optimizer,
                 "own_code": own_code,
-                WAIT_OR_NOT: does is None and not anywhere and (_may_fetch(found, traits) or traits.copied),
+                "copied_back": traits.copied_back,
+                "device_step": device_step,
+                "all_ranks": len({each.rank for each in found}) == len(run.ranks),
+                WAIT_OR_NOT: unknown and (_may_fetch(found, traits) or traits.copied),
                 "before_any_call": False,
                 **_evidence(found),
+                "may_compile": _may_compile(found) or traits.before_first_run is not None,
             },
             known_from="trace",
         )
@@ -221,13 +259,15 @@ def rows_of(evidence: Mapping[str, Any], rank: int, own: LongPauses) -> Flags:
 def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
     """Return what the pauses themselves show, and the costliest of them."""
     by_step, times, ranks = _by_step(found), _times(found), sorted({each.rank for each in found})
+    lengths = [each.paused_ns for each in found]
+    differ = max(lengths) >= DIFFER * min(lengths)
     return {
         "ranks": ranks,
         "steps": sorted(by_step),
         "number": len(found),
         "times_a_step": [times[0], times[-1]],
-        "may_compile": _may_compile(found),
-        "paused_ns": round(fmean(each.paused_ns for each in found)),
+        "paused_ns": max(lengths) if differ else round(fmean(lengths)),
+        "lengths_differ": differ,
         "idle_ns": sum(each.idle_ns for each in found),
         "at_begin": all(each.before == BEGIN for each in found),
         "in_turn": len(ranks) > 1 and bool(by_step) and all(len(those) == 1 for those in by_step.values()),
@@ -288,11 +328,10 @@ def _by_step(found: Sequence[CostlyPause]) -> dict[int, set[int]]:
 
 
 def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
-    """Return the range that covers each of the pauses, without a launch in it; None where there is none, or pauses are
-    in few of so many steps of the ranks."""
-    steps = {(each.rank, each.step) for each in found}
-    if len({each.step for each in found}) < FEWEST_RECURRING or len(steps) < IN_MOST * times:
-        return None
+    """Return the range that covers each of the pauses, without a launch in it; None where there is none.
+
+    `times` is how many steps the ranks that pause have in sum.
+    """
     names, around = set(), []
     for each in found:
         timeline, end_ns = run.ranks[each.rank], each.start_ns + each.paused_ns
@@ -301,7 +340,31 @@ def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
             return None
         names.add(each.inside)
         around.append(any(map(OPTIMIZER_MARK.match, _ranges_around(timeline, each))))
-    return _Doing(range=names.pop(), optimizer=all(around)) if len(names) == 1 else None
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    return _Doing(
+        range=name, optimizer=all(around), recurs=_in_most_steps(found, times) or _lasts_so_long(run, found, name)
+    )
+
+
+def _in_most_steps(found: Sequence[CostlyPause], times: int) -> bool:
+    """Return whether there are pauses in several steps, and in most of so many steps of the ranks."""
+    steps = {(each.rank, each.step) for each in found}
+    return len({each.step for each in found}) >= FEWEST_RECURRING and len(steps) >= IN_MOST * times
+
+
+def _lasts_so_long(run: Run, found: Sequence[CostlyPause], name: str) -> bool:
+    """Return whether a rank that pauses is in ranges of this name several times, and those of all ranks that pause last
+    about as long as the pauses, in the median: also where a loop enters one only in some of its steps."""
+    lengths = []
+    for rank in {each.rank for each in found}:
+        notes = run.ranks[rank].annotations
+        own = rows_named(notes.name, run.ranks[rank].names, name.__eq__)
+        lengths.append((notes.end_ns - notes.start_ns)[own])
+    several = max(each.size for each in lengths) >= FEWEST_RECURRING
+    usual_ns = float(np.median(np.concatenate(lengths)))
+    return several and usual_ns >= USUAL * median(each.paused_ns for each in found)
 
 
 def _is_own_code(found: Sequence[CostlyPause], known: Mapping[int, LongPauses]) -> bool:
@@ -339,7 +402,7 @@ def _ranges_around(timeline: RankTimeline, pause: CostlyPause) -> list[str]:
 
 
 def _does_what(does: _Doing) -> str:
-    what = "the optimizer computes on the host" if does.optimizer else "its own work there is the pause"
+    what = "the optimizer computes on the host" if does.optimizer else "what it does or waits for there is the pause"
     return f"each time the host was in {short(does.range)} and launched nothing in it: {what}"
 
 
@@ -374,17 +437,112 @@ def _copied_to_host(timeline: RankTimeline, pauses: Sequence[CostlyPause]) -> bo
     return all((np.abs(spans.end_ns[rows] - each.start_ns) <= COPIED_JUST_NS).any() for each in pauses)
 
 
+def _copied_back(run: Run, found: Sequence[CostlyPause]) -> bool:
+    """Return whether each of several pauses begins as a copy to the host ends, and ends with the launch of a copy to
+    the device that takes about as long: the host computed what it copies back."""
+    return len(found) >= FEWEST_RECURRING and all(_is_between_copies(run.ranks[each.rank], each) for each in found)
+
+
+def _is_between_copies(timeline: RankTimeline, pause: CostlyPause) -> bool:
+    spans, pause_end_ns = timeline.spans, pause.start_ns + pause.paused_ns
+    copies = (spans.kind == COPY) & (spans.end_ns - spans.start_ns >= COPY_BACK_NS)
+    to_host, to_device = (
+        rows[np.argsort(spans.start_ns[rows], kind="stable")]
+        for rows in (
+            np.flatnonzero(copies & rows_named(spans.name, timeline.names, direction.search))
+            for direction in (TO_HOST, TO_DEVICE)
+        )
+    )
+    last = np.flatnonzero(np.abs(spans.end_ns[to_host] - pause.start_ns) <= COPIED_JUST_NS)[-1:]
+    begins_ns = np.where(spans.launch_ns == NONE, spans.start_ns, spans.launch_ns)[to_device]
+    first = np.flatnonzero(np.abs(begins_ns - pause_end_ns) <= COPIED_JUST_NS)[:1]
+    if not (last.size and first.size):
+        return False
+    before, after = to_host[: last[0] + 1][::-1], to_device[first[0] :]
+    names = {PINNED.search(timeline.names[spans.name[row]]) is not None for row in (before[0], after[0])}
+    ratio = _row_ns(spans.start_ns[before], spans.end_ns[before]) / _row_ns(spans.start_ns[after], spans.end_ns[after])
+    return len(names) == 1 and 1 / COPY_BACK_RATIO <= ratio <= COPY_BACK_RATIO
+
+
+def _row_ns(start_ns: Ints, end_ns: Ints) -> int:
+    """Return how long the copies of a row take, from the first one on, until one is not right beside the one before."""
+    apart = np.maximum(start_ns[1:], start_ns[:-1]) - np.minimum(end_ns[1:], end_ns[:-1])
+    beside = np.concatenate([[True], np.cumprod(apart <= COPIED_JUST_NS).astype(np.bool_)])
+    return int((end_ns - start_ns)[beside].sum())
+
+
+def _before_first_run(run: Run, found: Sequence[CostlyPause]) -> str | None:
+    """Return the name of a kernel that is launched for the first time after the longest pause before such a one, where
+    `AT_ONE_PLACE` of the pauses are each before another: else it may be chance; else None."""
+    first_runs: dict[tuple[int, str], int] = {}
+    for rank in {each.rank for each in found}:
+        own = [each for each in found if each.rank == rank]
+        names = before_first_runs(rank, run, np.array([each.start_ns + each.paused_ns for each in own]))
+        for each, name in zip(own, names, strict=True):
+            if name is not None:
+                first_runs[rank, name] = max(first_runs.get((rank, name), 0), each.paused_ns)
+    if len(first_runs) < max(FEWEST_RECURRING, AT_ONE_PLACE * len(found)):
+        return None
+    return max(first_runs, key=first_runs.__getitem__)[1]
+
+
+def _device_step(run: Run, found: Sequence[CostlyPause], alone: int | None) -> int | None:
+    """Return the step that the device was in as it idled in the costliest pause, of the step `alone` if there is one;
+    None where all pauses found are in no step of the device, as before the first kernel of a recording."""
+    if found[0].step is None:
+        return None
+    in_steps = {
+        rank: [(each.window, each.step) for each in step_windows(run.ranks[rank]) if each.window is not None]
+        for rank in {each.rank for each in found}
+    }
+    costliest_first = sorted(found, key=lambda each: (each.step != alone, -each.idle_ns))
+    steps = (_step_around(in_steps[each.rank], each) for each in costliest_first)
+    return next((step for step in steps if step is not None), None)
+
+
+def _step_around(windows: Sequence[tuple[tuple[int, int], int]], pause: CostlyPause) -> int | None:
+    """Return the step whose window holds most of a pause."""
+    end_ns = pause.start_ns + pause.paused_ns
+    held = {step: min(end, end_ns) - max(start, pause.start_ns) for (start, end), step in windows}
+    return next((step for step, ns in held.items() if 2 * ns >= pause.paused_ns), None)
+
+
+def _when(found: Sequence[CostlyPause], alone: int | None, device_step: int | None) -> str:
+    """Return when devices idle in the pauses."""
+    if found[0].step is None:
+        return "in the recording"
+    if device_step is None:
+        return "before the first kernel of its step, which the time of a step does not hold"
+    if alone is None:
+        return "a step"
+    return of_step_alone(alone, device_step) + " alone" * (len({each.step for each in found}) > 1)
+
+
+def of_step_alone(alone: int, device_step: int | None) -> str:
+    """Return when a device idles in the pauses of a host in one step alone: it may be in the step before."""
+    if device_step is None:
+        return f"before the first kernel of step {alone}"
+    return f"in step {alone}" if device_step == alone else f"between steps {device_step} and {alone}"
+
+
 def _why(found: Sequence[CostlyPause], known: Collection[int], traits: _Traits) -> str:
     """Return what may be behind the pauses of some of the `known` ranks."""
     ranks = len(known)
+    first_run = "" if traits.before_first_run is None else FIRST_RUNS.format(name=short(traits.before_first_run))
     if traits.anywhere:
         peers = f"the hosts of the {ranks - 1} other ranks" if ranks > 2 else "the host of the other rank"
-        return f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
+        why = f"{peers} hardly pause{'s' * (ranks == 2)}, so perhaps {ANYWHERE}"
+        return f"{first_run}; {why}" if first_run else why
+    if traits.copied_back:
+        return f"{COPIED_BACK}, or {FETCH}" if _may_fetch(found, traits) else COPIED_BACK
     begun = sum(each.before == BEGIN for each in found)
     why = OWN_CODE if traits.own_code else WHY
     why = f"{FETCH}, {why}" if _may_fetch(found, traits) else why
     why = f"{COPIED}, {why}" if traits.copied else why
-    if _may_compile(found) and not traits.own_code:
+    why = why if traits.perhaps_in is None else f"what it does or waits for in {short(traits.perhaps_in)}, {why}"
+    if first_run:
+        why = f"{first_run}; else {why}"
+    elif _may_compile(found) and not traits.own_code:
         first = _all_at_once(found, known) and not traits.copied
         why = f"{COMPILES}, {why}" if first else f"{why}, or {COMPILES}"
     if not begun:
@@ -519,25 +677,26 @@ def _from_to(times_ns: Sequence[int]) -> str:
     return f"{most} ms" if least == most else f"{least} to {most} ms"
 
 
-def _who(found: Sequence[CostlyPause], steps: int, *, anywhere: bool) -> str:
+def _who(run: Run, found: Sequence[CostlyPause], steps: int, *, anywhere: bool) -> str:
     """Return which hosts paused, for how long, and how often where one does at many places, or each more than once."""
     who = "the host" if len({each.rank for each in found}) == 1 else "hosts"
     some = anywhere or found[0].step is None
     times = f"{len(found)} times, " if some else times_a_step(_times(found))
-    return f"{who} paused {times}for {_from_to([each.paused_ns for each in found])} ({_whose(found, steps)})"
+    return f"{who} paused {times}for {_from_to([each.paused_ns for each in found])} ({_whose(run, found, steps)})"
 
 
-def _whose(found: Sequence[CostlyPause], of: int) -> str:
+def _whose(run: Run, found: Sequence[CostlyPause], of: int) -> str:
     """Return which ranks paused in which steps."""
     ranks_of = _by_step(found)
     if not ranks_of:
-        return rank_list({each.rank for each in found})
+        return ranks_of_run({each.rank for each in found}, len(run.ranks))
     sets: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for step in sorted(ranks_of):
         sets[tuple(sorted(ranks_of[step]))].append(step)
     if len(sets) > MOST_SETS:
-        return f"{len(found)} times in {len(ranks_of)} of {of} steps, {rank_list(set[int]().union(*sets))}"
-    return "; ".join(f"{rank_list(ranks)} in {_steps(steps, of)}" for ranks, steps in sets.items())
+        every = ranks_of_run(set[int]().union(*sets), len(run.ranks))
+        return f"{len(found)} times in {len(ranks_of)} of {of} steps, {every}"
+    return "; ".join(f"{ranks_of_run(ranks, len(run.ranks))} in {_steps(steps, of)}" for ranks, steps in sets.items())
 
 
 def _steps(steps: Sequence[int], of: int) -> str:
@@ -563,10 +722,8 @@ def _where(
     return f", {mostly}between {short(between[0])} and {short(between[1])}{within}{into}"
 
 
-def _costs(found: Sequence[CostlyPause], cost_ns: float, alone: int | None) -> str:
+def _costs(found: Sequence[CostlyPause], cost_ns: float, when: str) -> str:
     """Return what pauses cost a step, or the only step that they are in."""
     waited = max(each.waited_ns for each in found)
     others = f", and others waited up to {_from_to([waited])} for it" if waited else ""
-    every = "a step" if found[0].step is not None else "in the recording"
-    when = every if alone is None else f"in step {alone}" + " alone" * (len({each.step for each in found}) > 1)
     return f"the device that lost most was idle for {_from_to([round(cost_ns)])} {when}{others}"

@@ -24,8 +24,12 @@ from overlapscope.timeline.run import RankTimeline
 
 BEGIN, END = "the begin", "the end"
 """What is before or after a pause where a recording has no operation there."""
+LATEST: Final = np.iinfo(np.int64).max
 COSTS: Final = 0.1
 """A pause costs something if the device is idle for this share of it. A choice: behind others it had work enough."""
+IN_OPERATIONS: Final = 0.5
+"""Operations name the places of pauses if this share of what a host launches is in them; else calls do as well: a
+library's own ranges may be far apart. A choice."""
 
 
 class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +38,13 @@ class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Ints
     end_ns: Ints
     idle_ns: Ints
-    """For how long the device was idle in it."""
+    """For how long the device was idle in it, and what it did next had not been launched."""
     step: Ints
     """NONE for all where no steps are marked."""
     into_step_ns: Ints
     """How long after the begin of its step, or recording, on the host it began."""
     between: tuple[tuple[str, str], ...]
-    """Names of the operations before and after it, or of the runtime's calls where no operation was recorded."""
+    """Names of the operations before and after it, or of the runtime's calls where few of them are in operations."""
     lane: tuple[int, ...]
     """The thread (row in `Lanes`) that goes on after it, else the one that ended something before it; -1 for none."""
     inside: tuple[str | None, ...]
@@ -59,16 +63,16 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
     if times is None or not begins.size:
         return None
     host = without_functions(timeline.host)
-    mine = take(host, np.isin(host.lane, unique(host.lane[_acts(timeline, host)])))
+    mine = acting(timeline, host)
     moments = unique(np.concatenate([mine.start_ns, mine.end_ns]))
     quiet = _without_waits(_longest(moments[:-1], moments[1:]), times)
     quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline)))
     start, end = _longest(*quiet)
     at = np.searchsorted(begins, start, side="right") - 1
-    idle_ns = BusyTime(idle).within(start, end)
+    idle_ns = BusyTime(_until_launched(timeline, idle)).within(start, end)
     kept = (at >= 0) & (end <= ends[np.maximum(at, 0)]) & (idle_ns >= COSTS * (end - start))
     start, end, own = start[kept], end[kept], at[kept]
-    lanes, between = _around(timeline, mine, start, end)
+    lanes, between = _places(timeline, mine, start, end)
     pauses = zip(lanes, start.tolist(), end.tolist(), strict=True)
     return LongPauses(
         start_ns=start, end_ns=end, idle_ns=idle_ns[kept], step=numbers[own],
@@ -89,10 +93,32 @@ def _windows(timeline: RankTimeline) -> tuple[Ints, Ints, Ints]:
     return steps.start_ns[whole], steps.end_ns[whole], steps.step[whole]
 
 
+def acting(timeline: RankTimeline, host: HostSpans) -> HostSpans:
+    """Return the host spans of the threads that make the step."""
+    return take(host, np.isin(host.lane, unique(host.lane[_acts(timeline, host)])))
+
+
 def _acts(timeline: RankTimeline, host: HostSpans) -> Flags:
     """Return which host spans show that their thread makes the step: others, as a watchdog's, only look at events."""
-    launches = (host.kind == RUNTIME) & np.isin(host.correlation, timeline.spans.correlation)
-    return np.asarray(launches | (host.kind == OPERATION), np.bool_)
+    return np.asarray(launching(timeline, host) | (host.kind == OPERATION), np.bool_)
+
+
+def launching(timeline: RankTimeline, host: HostSpans) -> Flags:
+    """Return which host spans are calls that launched what the device of the rank did."""
+    return np.asarray((host.kind == RUNTIME) & np.isin(host.correlation, timeline.spans.correlation), np.bool_)
+
+
+def _until_launched(timeline: RankTimeline, idle: Intervals) -> Intervals:
+    """Return the idle time until the span that ended it was launched: what follows is no delay by the host. Where its
+    launch is not known, or no span ends it, all of it."""
+    spans = timeline.spans
+    order = sort_order(spans.start_ns, spans.launch_ns)  # of several that begin at once, the one launched first
+    at = np.searchsorted(spans.start_ns[order], idle.ends)
+    starts = np.append(spans.start_ns[order], NONE)[at]
+    launch = np.append(spans.launch_ns[order], NONE)[at]
+    ends = np.where((starts == idle.ends) & (launch != NONE), np.minimum(launch, idle.ends), idle.ends)
+    kept = ends > idle.starts
+    return Intervals(idle.starts[kept], ends[kept])
 
 
 def _longest(start: Ints, end: Ints) -> Intervals:
@@ -123,20 +149,50 @@ def _collecting(timeline: RankTimeline) -> Intervals:
     return union(recorded_pauses(timeline, COLLECTOR), (notes.start_ns[named], notes.end_ns[named]))
 
 
-def _around(
-    timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints
-) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
-    """Return the thread of each pause, and the names of the operations around it, the outermost.
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host did before and after each of its pauses."""
 
-    It is the thread that goes on after it; nothing may follow the last pause of a recording, as an optimizer's.
+    before_ns: Ints
+    """When what ended last before it ended; NONE for nothing."""
+    after_ns: Ints
+    """When what began first after it began; `LATEST` for nothing."""
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    lane: Ints
+    """The thread that goes on after it, else the one that ended something before it; -1 for none."""
+
+
+def around(timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints) -> Around:
+    """Return what is around the pauses of these host spans: operations, the outermost, or calls as well where few are
+    in operations.
+
+    The thread is the one that goes on after it; nothing may follow the last pause of a recording, as an optimizer's.
     """
-    kind = OPERATION if (host.kind == OPERATION).any() else RUNTIME
-    own = take(host, host.kind == kind)
+    own = take(host, is_one_of(host.kind, _naming(timeline, host)))
     ended, begun = np.lexsort((-own.start_ns, own.end_ns)), np.lexsort((-own.end_ns, own.start_ns))
     before = np.searchsorted(own.end_ns[ended], start, side="right") - 1
     after = np.searchsorted(own.start_ns[begun], end, side="left")
     lanes = np.append(own.lane[begun], -1)[after]
-    lanes = np.where(lanes < 0, np.append(own.lane[ended], -1)[before], lanes)
-    first, last = (np.append(own.name[order], -1) for order in (ended, begun))
-    names = zip(first[before].tolist(), last[after].tolist(), strict=True)  # -1, at the end, stands for none
-    return tuple(lanes.tolist()), tuple((timeline.name(a) or BEGIN, timeline.name(b) or END) for a, b in names)
+    first, last = (np.append(own.name[order], -1) for order in (ended, begun))  # -1, at the end, stands for none
+    return Around(
+        before_ns=np.append(own.end_ns[ended], NONE)[before],
+        after_ns=np.append(own.start_ns[begun], LATEST)[after],
+        before=tuple(timeline.name(each) or BEGIN for each in first[before].tolist()),
+        after=tuple(timeline.name(each) or END for each in last[after].tolist()),
+        lane=np.where(lanes < 0, np.append(own.lane[ended], -1)[before], lanes),
+    )
+
+
+def _naming(timeline: RankTimeline, host: HostSpans) -> tuple[int, ...]:
+    """Return the kinds of host spans that name places."""
+    operations = host.kind == OPERATION
+    begins = host.start_ns[launching(timeline, host)]
+    inside = BusyTime(union((host.start_ns[operations], host.end_ns[operations]))).within(begins, begins + 1) > 0
+    return (OPERATION,) if inside.sum() > IN_OPERATIONS * inside.size else (OPERATION, RUNTIME)
+
+
+def _places(
+    timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints
+) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
+    found = around(timeline, host, start, end)
+    return tuple(found.lane.tolist()), tuple(zip(found.before, found.after, strict=True))

@@ -39,6 +39,11 @@ OF_TIME: Final = 0.03
 RAN: Final = 0.2
 """While hosts that fetch batches are taken to lack cores, this share of the k is seen to run in the mean: all that
 fetch at once wait for data. A choice: hosts that spin in a wait hold a core unseen, so that it may be little."""
+MOST_HOSTS: Final = 0.5
+"""Hosts of a machine are judged since all had begun to be recorded, while so many of them still were, ..."""
+OF_RECORDING: Final = 0.5
+"""... if that lasts for this share of the longest recording of one. Choices. What a host did before it was recorded is
+not known, and would explain any shortage; one whose recording ends has done its work."""
 LONGEST_TURN_NS: Final = 12_000_000
 """While more hosts want to run than cores are there, and fewer run than these, one begins or ends a pause at least so
 often: a core that is not seen to run a host may be held by one that spins in a wait, but for no longer than a turn.
@@ -72,10 +77,10 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     cores: int
     share: float
-    """Share of the recording in which more hosts wanted to run than did."""
+    """Share of the time judged in which more hosts wanted to run than did."""
     paused_ns: Mapping[int, int]
     running: float
-    """Mean number of hosts that ran, of the time in which all recorded."""
+    """Mean number of hosts that ran, of the time judged."""
     while_fetching: bool
     """Whether pauses outside of data loading alone do not show it: loaders may have been slow instead."""
 
@@ -193,6 +198,10 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
     recording, paused, waiting, fetches, long_fetch = counts
     running = recording - paused - waiting - fetches
     may_run = fetches + waiting + len(ranks) - recording
+    judged = (np.cumsum(recording == len(ranks)) > 0) & (recording >= MOST_HOSTS * len(ranks))
+    taken_ns = np.where(judged, taken_ns, 0)
+    if taken_ns.sum() < OF_RECORDING * max(hosts[rank].end_ns - hosts[rank].begin_ns for rank in ranks):
+        return None
     in_turns = np.where(turn_ns <= LONGEST_TURN_NS, may_run, 0)
     for wants, may, while_fetching in (
         (running + paused, in_turns, False), (running + paused + long_fetch, may_run, True),

@@ -29,6 +29,7 @@ from overlapscope.analysis.stragglers.host_cause import (
     recording_cost,
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
+from overlapscope.analysis.stragglers.new_kernels import kernels_alone
 from overlapscope.analysis.stragglers.optimizer_kernels import times_in_optimizer
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
@@ -111,6 +112,8 @@ def find_straggler_cause(
         return _refined(cause, rank, run, met, lead_ns, evidence | more | sized)
     if computed > MOST * lead_ns:
         cause, more = _of_longer_compute(late, run, coverage, work, core_waits, paused, operation_ns, computed)
+        if cause == "more_work" and run.ranks[rank].has_device:
+            more |= kernels_alone(rank, run, met, computed)
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns and run.ranks[rank].has_device:
         evidence["before_first_launch_ns"] = _before_first_launch_ns(late, coverage, not_launched)

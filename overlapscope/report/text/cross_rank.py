@@ -56,6 +56,8 @@ WORDS: Final[Mapping[str, str]] = {
     "on_core_more_ns": "on a CPU core {} longer",
     "off_core_more_ns": "off the CPU {} longer",
     "waited_for_core_more_ns": "waited {} longer for a CPU core",
+    "kernels_alone": "{} kernels that no other rank ran",
+    "kernels_alone_ns": "{} in these",
     "operations_more": "{} more operations than its peers",
     "operation_names": "of {} names",
     "operations_more_ns": "about {} in these",
@@ -78,6 +80,8 @@ WORDS: Final[Mapping[str, str]] = {
     "peers_sm_clock_mhz": "its peers' SM clock {} MHz",
 }
 """The text of each figure of evidence; a figure that is not listed is shown under its own name."""
+COMPUTED_LONGER: Final = ("more_work", "slower_compute", "longer_compute")
+"""Causes of a rank that computed longer than its peers."""
 LARGER_INPUTS: Final[Mapping[str, str]] = {
     "more_work": "more work ({})", "longer_compute": "longer compute ({}, or it is slower)",
 }  # fmt: skip
@@ -398,6 +402,7 @@ def _cause(straggler: Straggler) -> str:
             f"more work ({ran} than ranks that waited for it, about {ms(took)} of the "
             f"{ms(evidence.get('computed_more_ns'))} ms that it computed longer)"
         )
+    words += _beside_compute(straggler)
     times = evidence.get("input_elements_times")
     if times and straggler.held_by in LARGER_INPUTS:
         words = LARGER_INPUTS[straggler.held_by].format(
@@ -413,6 +418,24 @@ def _cause(straggler: Straggler) -> str:
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words
+
+
+def _beside_compute(straggler: Straggler) -> str:
+    """Return words to follow the cause of a rank that computed longer: kernels that no other rank ran, and that its
+    device idled as long as it computed longer, or more. Both together are what tuning or compilation looks like."""
+    evidence = straggler.evidence
+    computed, idle = (evidence.get(key) or 0 for key in ("computed_more_ns", "idle_more_ns"))
+    if straggler.held_by not in COMPUTED_LONGER or not computed:
+        return ""
+    number, took, name = (evidence.get(key) for key in ("kernels_alone", "kernels_alone_ns", "kernels_alone_op"))
+    words = f"; of {ms(computed)} ms that it computed longer, {ms(took)} ms are " if number else ""
+    if number and isinstance(name, str):
+        many = f"of {number} kernels" if number > 1 else "of one kernel"
+        words += f"{many} that no other rank ran, {short(name)}{' the longest' * (number > 1)}"
+    if idle < computed:
+        return words
+    words += f"; its device also idled {ms(idle)} ms longer, as its host started nothing"
+    return words + ": perhaps compilation or tuning of kernels, as for a new shape" * bool(number)
 
 
 def _clocks(skew: Skew, *, all_rows: bool, in_sets: bool) -> list[str]:

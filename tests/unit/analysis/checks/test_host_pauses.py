@@ -14,7 +14,17 @@ from overlapscope.advice.losses.host_pauses import _remedies
 from overlapscope.advice.losses.host_pauses import host_pauses as recommend
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.host_pauses import IN_PHASE, CostlyPause, _Traits, _traits, _why, host_pauses
+from overlapscope.analysis.checks.host_pauses import (
+    IN_PHASE,
+    CostlyPause,
+    _copied_back,
+    _device_step,
+    _Traits,
+    _traits,
+    _why,
+    host_pauses,
+    of_step_alone,
+)
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.found_causes import HostLoss
@@ -279,10 +289,31 @@ def in_range(
     return job
 
 
+def beside_short_ones(job: Run) -> Run:
+    """Return the run with three ranges more of 10 us, of the same name, on each rank."""
+    for rank, timeline in job.ranks.items():
+        notes, at = timeline.annotations, EPOCH_NS + np.arange(3) * STEP
+        short = replace(take(notes, np.zeros(3, np.int64)), start_ns=at + 45 * MS, end_ns=at + 45 * MS + 10 * US)
+        job.ranks[rank] = replace(timeline, annotations=concat([notes, short]))  # type: ignore[index]
+    return job
+
+
+def test_a_range_that_always_lasts_as_long_as_the_pauses_is_what_the_host_does_in_whatever_steps_it_is() -> None:
+    (found,) = named(run(in_turn, during="## save ##"))
+    assert found.evidence["does"] == "## save ##"
+    assert found.title.endswith("what it does or waits for there is the pause")
+    assert "gc." not in str(advice(run(in_turn, during="## save ##"))["host_pauses"].apply)
+
+
+def test_a_range_of_which_one_step_alone_is_known_is_said_first_beside_what_else_it_may_be() -> None:
+    (found,) = named(in_range("## pack ##", only=1))
+    assert ": what it does or waits for in ## pack ##, garbage collection" in found.title
+
+
 def test_a_range_without_a_launch_that_holds_each_pause_is_what_the_host_does() -> None:
     (found,) = named(in_range("## pack ##"))
     assert found.title.endswith(
-        "each time the host was in ## pack ## and launched nothing in it: its own work there is the pause"
+        "each time the host was in ## pack ## and launched nothing in it: what it does or waits for there is the pause"
     )
     assert (found.evidence["does"], found.evidence["in_optimizer"]) == ("## pack ##", False)
     recommendation = advice(in_range("## pack ##"))["host_pauses"]
@@ -297,7 +328,7 @@ def test_a_range_without_a_launch_that_holds_each_pause_is_what_the_host_does() 
     "job",
     [
         pytest.param(in_range("## pack ##", only=1), id="in one step of three"),
-        pytest.param(run(in_turn, during="## pack ##"), id="in turn: each rank in few steps"),
+        pytest.param(beside_short_ones(run(in_turn, during="## pack ##")), id="in turn, in ranges that are short else"),
     ],
 )
 def test_a_pause_that_comes_now_and_then_may_be_anything(job: Run) -> None:
@@ -498,6 +529,124 @@ def test_what_a_host_does_with_what_was_copied_to_it_may_be_why_it_pauses(copies
     assert why.startswith("what it does with what was copied to it just before, garbage") == said
 
 
+@pytest.mark.parametrize(("back_us", "said"), [(60, True), (600, False), (0, False)])
+def test_a_host_between_a_copy_to_it_and_one_back_that_takes_as_long_computes_with_it(
+    back_us: int, *, said: bool
+) -> None:
+    job, found = beside("cudaMemcpyAsync", copies_ms=0.05)
+    own = job.ranks[0]
+    more = rank_timeline(0, names=own.names, work=[
+        {"kind": COPY, "name": "Memcpy HtoD (Pageable -> Device)", "step": NONE, "launch_ns": end,
+         "start_ns": end + 5 * US, "end_ns": end + (5 + back_us) * US}
+        for end in (each.start_ns + each.paused_ns for each in found)
+    ])  # fmt: skip
+    both = replace(own, names=more.names, spans=concat([own.spans, more.spans]))
+    assert _copied_back(replace(job, ranks={**job.ranks, 0: both}), found) == said
+    assert not _copied_back(replace(job, ranks={**job.ranks, 0: both}), found[:1]), "one alone may be chance"
+
+
+def test_what_is_computed_between_two_copies_belongs_on_the_device() -> None:
+    assert _why([pause("aten::mm")], range(1), _Traits(copied_back=True)) == (
+        "each time the host computed with, or sent, what was copied to it just before, and copied as much back"
+    )
+    before_copies = _why([pause("aten::mm", "aten::to")], range(1), _Traits(copied_back=True))
+    assert before_copies.endswith("copied as much back, or a batch that is fetched, as copies follow")
+    assert ".cpu()" in _remedies({"copied_back": True})["torch"]
+
+
+def test_of_pauses_of_different_lengths_the_longest_is_told() -> None:
+    job = run(lambda step, rank: {3: 4.0 + 30 * (step == 1)} if rank else {})
+    assert round(named(job)[0].evidence["paused_ns"] / MS) == 35
+    assert ": it pauses for up to 35 ms" in advice(job)["host_pauses"].title
+    assert "up to" not in advice(run(in_turn))["host_pauses"].title
+
+
+def test_ranks_beyond_those_that_are_listed_are_all_recorded_ones() -> None:
+    (found,) = named(run(lambda *_: {3: 10.0}, ranks=9))
+    assert "(all 9 recorded ranks in each of 3 steps)" in found.title
+    assert "the hosts of all 9 recorded ranks" in advice(run(lambda *_: {3: 10.0}, ranks=9))["host_pauses"].title
+    (most,) = named(run(lambda _, rank: {3: 10.0} if rank else {}, ranks=10))
+    assert "(ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1 more in each of 3 steps)" in most.title
+
+
+def test_what_idles_a_device_is_no_pause_once_its_next_work_is_launched() -> None:
+    """The kernel after the pause of rank 1 was launched before it, as one that waits for another device."""
+    job = run(lambda step, rank: {12: 20.0} if rank and step == 1 else {})
+    (found,) = named(job)
+    (each,) = found.evidence["pauses"]
+    spans = job.ranks[1].spans
+    after = np.flatnonzero(spans.start_ns >= each["start_ns"] + each["paused_ns"])
+    first = after[spans.start_ns[after].argmin()]
+    spans.launch_ns[first] = each["start_ns"] + 8 * MS
+    (less,) = named(job)
+    assert less.evidence["pauses"][0]["idle_ns"] == pytest.approx(each["idle_ns"] - 13 * MS, abs=MS)
+    spans.launch_ns[first] = each["start_ns"] - US
+    assert not named(job)
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "step", "device_step", "said"),
+    [
+        pytest.param(20, 7, 7, "in step 7", id="both in one step"),
+        pytest.param(51.2, 8, 7, "between steps 7 and 8", id="the device is in the step before"),
+        pytest.param(-20, 7, None, "before the first kernel of step 7", id="in no step of the device"),
+    ],
+)
+def test_the_step_of_a_pause_is_that_of_the_device_and_that_of_the_host(
+    at_ms: float, step: int, device_step: int | None, said: str
+) -> None:
+    here = replace(pause("aten::mm"), start_ns=EPOCH_NS + round(at_ms * MS), paused_ns=MS // 2)
+    found = _device_step(run(lambda *_: {}), [here], None)
+    assert found == device_step
+    assert of_step_alone(step, found) == said
+
+
+def test_pauses_before_the_first_kernel_are_in_no_steps_time() -> None:
+    """The marks of steps begin, and hosts pause, before a device computes anything."""
+    job = run(lambda step, _: {0: 18.0} if step == 0 else {})
+    for timeline in job.ranks.values():
+        spans = timeline.spans
+        spans.kind[np.argmin(spans.start_ns)] = COPY
+    (found,) = named(job)
+    assert found.evidence["device_step"] is None
+    assert "for 18.8 ms before the first kernel of its step, which the time of a step does not hold: " in found.title
+    assert "pauses of hosts" not in idle_text(analyze(job)), "of the idle time of steps they are no share"
+
+
+def of_one_process(job: Run, labels: Sequence[str]) -> Run:
+    """Return the run as a single process recorded it in one file, with a thread of this name for each rank."""
+    ranks = {}
+    for (rank, timeline), label in zip(job.ranks.items(), labels, strict=True):
+        names = (*timeline.names, "report.sqlite", "3507", label)
+        process, thread = timeline.lanes.process.copy(), timeline.lanes.label.copy()
+        process[2], thread[2] = len(names) - 2, len(names) - 1
+        source = np.full_like(timeline.recordings.source, len(names) - 3)
+        ranks[rank] = replace(
+            timeline, names=names, lanes=replace(timeline.lanes, process=process, label=thread),
+            recordings=replace(timeline.recordings, source=source),
+        )  # fmt: skip
+    return replace(job, ranks=ranks)
+
+
+def test_a_host_that_launches_for_another_device_meanwhile_does_not_pause() -> None:
+    """One thread drives two devices, or each has its own."""
+    pausing = run(lambda _, rank: {3: 10.0} if rank else {})
+    assert named(of_one_process(pausing, ["training", "training"])) == []
+    (apart,) = named(of_one_process(pausing, ["training", "other"]))
+    assert apart.evidence["ranks"] == [1]
+    (whole,) = named(of_one_process(run(lambda *_: {3: 10.0}), ["training", "training"]))
+    assert whole.evidence["ranks"] == [0, 1]
+
+
+def test_what_is_around_a_pause_is_of_the_whole_process_and_the_pause_is_cut_to_its_silence() -> None:
+    """Rank 0 goes on 3 ms later than rank 1 begins to pause, and launches before rank 1 goes on."""
+    job = of_one_process(run(lambda _, rank: {3: 12.0} if rank else {3: 3.0, 4: 7.0}), ["training", "training"])
+    (found,) = named(job)
+    own = [each for each in found.evidence["pauses"] if each["rank"] == 1]
+    assert {round(each["paused_ns"] / MS) for each in own} == {8}
+    assert {(each["before"], each["after"]) for each in own} == {("aten::relu", "aten::linear")}
+
+
 def beginning(silent_ms: float, *, mark_ms: float | None = None, device: bool = False) -> Run:
     """Return two ranks whose first step's mark begins so long before their first call, and lasts `mark_ms` instead of
     51; `device`: a span of the device comes before that call."""
@@ -521,7 +670,7 @@ def test_a_host_that_makes_no_call_as_the_first_step_begins_is_named_with_what_i
         "steps 51.000 ms. What was launched before is not recorded, so the device may have been busy meanwhile"
     )
     assert (found.evidence["idle_ns"], found.evidence["cost_ns"]) == (0, 40 * MS)
-    first = next(iter(advice(beginning(40.0)).values()))
+    first = advice(beginning(40.0))["host_pauses"]
     assert (first.id, first.per, first.loss_ns) == ("host_pauses", "recording", 40 * MS)
     assert "the step's mark lasts 91 ms, 40 ms more than others" in first.title
     assert first.gpu_hours_a_day is None

@@ -204,7 +204,7 @@ def on_h100(run: Run, device: str = "NVIDIA H100 80GB HBM3", *, numbers: int = 8
 def test_large_calls_far_below_those_of_another_machine_with_such_devices_are_worth_a_look():
     (found,) = below_others(on_h100(running_at(100)))
     assert found.severity == "info"
-    assert "67.1 MB on 8 ranks reach 100 GB/s bus bandwidth; another machine" in found.title
+    assert "67.1 MB on 8 ranks of a host reach 100 GB/s bus bandwidth at their fastest; another machine" in found.title
     assert "reaches 360 GB/s" in found.title
     assert found.evidence["kinds"][0]["calls"] == 6
 
@@ -223,6 +223,55 @@ def test_large_calls_far_below_those_of_another_machine_with_such_devices_are_wo
 )
 def test_they_are_compared_with_nothing_where_the_machine_may_be_another(run: Run):
     assert below_others(run) == []
+
+
+def of_two_hosts(first: int = 8, *, numbers: int = 8, second_host: int | None = None) -> Run:
+    """Return 16 ranks of which eight in a row, from `first` on, call at 100 GB/s; ranks from `second_host` on are on
+    another host, by name."""
+    members = tuple(range(first, first + 8))
+    length = round(64 * MIB * 7 / 8 / 100)
+    own = [
+        Call(op="all_gather", start=k * 100_000_000, length=length, size=8, volume=64 * MIB, seq=k) for k in range(6)
+    ]
+    group = Group(name="g", size=8, ranks=members)
+    run = on_h100(
+        job({rank: list(own) if rank in members else [] for rank in range(16)}, (group,), world_size=16),
+        numbers=numbers,
+    )
+    if second_host is None:
+        return run
+    named = {
+        rank: replace(each, recorded={"settings": {"host": "a" if rank < second_host else "b"}})
+        for rank, each in run.ranks.items()
+    }
+    return replace(run, ranks=named)
+
+
+@pytest.mark.parametrize("second_host", [None, 8])
+def test_so_are_those_of_a_group_that_has_all_devices_of_one_host_of_several(second_host: int | None):
+    (found,) = below_others(of_two_hosts(second_host=second_host))
+    assert "on 8 ranks of a host reach 100 GB/s" in found.title
+    assert found.evidence["kinds"][0]["group"] == "g"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [of_two_hosts(numbers=4), of_two_hosts(4), of_two_hosts(second_host=12), of_two_hosts(numbers=16)],
+    ids=["numbers repeat", "neighbours on two hosts", "names of two hosts", "other numbers"],
+)
+def test_a_group_that_may_lie_on_several_hosts_is_not_compared(run: Run):
+    assert below_others(run) == []
+
+
+def test_where_the_fastest_of_like_calls_are_fast_the_links_are():
+    """Most calls reach 100 GB/s, as beside others; one in four reaches 300."""
+    factor = 64 * MIB * 14 / 8
+    own = [
+        Call(op="all_reduce", start=k * 100_000_000, length=round(factor / (100 if k % 4 else 300)), size=8,
+             volume=64 * MIB, seq=k)
+        for k in range(12)
+    ]  # fmt: skip
+    assert below_others(on_h100(job({rank: list(own) for rank in range(8)}, (EIGHT,), world_size=8))) == []
 
 
 def test_a_table_that_is_given_takes_the_place_of_other_machines():

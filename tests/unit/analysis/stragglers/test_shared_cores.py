@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from overlapscope.advice.shared_cores import shared_cores as recommended
@@ -12,7 +13,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts, shared_cores
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.intervals import length
+from overlapscope.timeline.intervals import clip, length
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import shared_file
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, scheduled
@@ -140,6 +141,28 @@ def test_machines_are_told_apart_by_their_clocks() -> None:
     offsets = {rank: 0.0 if rank < 4 else 7.0 * MS for rank in range(8)}
     (one,) = found(hosts, Clocks(tied=dict.fromkeys(range(8), 0), offset_ns=offsets))
     assert (one.ranks, one.cores) == ((0, 1, 2, 3), 2)
+
+
+@pytest.mark.parametrize(("begun_apart_ms", "shared"), [(0, True), (20, True), (100, False)])
+def test_hosts_whose_recordings_begin_far_apart_are_not_judged(begun_apart_ms: int, *, shared: bool) -> None:
+    """Nobody knows what a host did before it was recorded: it would explain why others did not run."""
+    begins = [at * begun_apart_ms * MS for at in range(4)]
+    hosts = [
+        msgspec.structs.replace(host(paused), begin_ns=begin, paused=clip(intervals(paused), begin, LENGTH))
+        for paused, begin in zip(scheduled(4, 2, 4), begins, strict=True)
+    ]
+    assert [each.cores for each in found(hosts)] == [2] * shared
+
+
+def test_a_host_that_ends_earlier_has_done_its_work_and_leaves_its_core_to_others() -> None:
+    """The last quarter is of one host alone, and not judged."""
+    ends = [LENGTH - at * LENGTH // 4 for at in range(3)]
+    hosts = [
+        msgspec.structs.replace(host(paused), end_ns=end, paused=clip(intervals(paused), 0, end))
+        for paused, end in zip(scheduled(3, 1, 5), ends, strict=True)
+    ]
+    (one,) = found(hosts)
+    assert one.cores == 1
 
 
 @pytest.mark.parametrize(("call", "pauses"), [("cudaFree", 0), ("cudaStreamSynchronize", 3 * MS)])
