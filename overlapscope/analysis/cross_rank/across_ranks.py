@@ -29,7 +29,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import (
     waits_by_rank,
 )
 from overlapscope.timeline.columns import NONE, Collectives, Ints
-from overlapscope.timeline.operations import ROOTED
+from overlapscope.timeline.operations import ROOTED, UNNAMED
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
@@ -157,6 +157,7 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     checked, clocks = drop_impossible(run, checked, clocks, lambda each: clock_offsets(each.blocks, hosts))
+    checked = _without_early_leaves(checked, clocks)
     joined = join_by_uneven(clocks, checked.uneven, hosts)
     rooted_blocks: tuple[MatchedCalls, ...] = ()
     if not clock_set:
@@ -188,6 +189,19 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         began_ns=began(run.ranks, 0, joined),
         pairs=pairs,
     )
+
+
+def _without_early_leaves(matching: Matching, clocks: Clocks) -> Matching:
+    """Return the matching with those calls of an unknown operation alone that all members left together once the last
+    one had come: the others may have a root."""
+    unnamed = [each for each in matching.blocks if each.op == UNNAMED]
+    if not unnamed:
+        return matching
+    together = left_together(unnamed, clocks)
+    kept = (*together.waited, *together.others)
+    lost = sum(each.rows.size for each in unnamed) - sum(each.rows.size for each in kept)
+    named = [each for each in matching.blocks if each.op != UNNAMED]
+    return replace(matching, blocks=(*named, *kept), unmatched=matching.unmatched + lost)
 
 
 def _not_split(run: Run, blocks: Sequence[MatchedCalls]) -> int:

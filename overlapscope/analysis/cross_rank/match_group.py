@@ -18,6 +18,9 @@ from overlapscope.timeline.run import Run
 OTHER_STEPS: Final = 0.1
 """Calls paired by order of which more than this share are in steps of different numbers are not the same calls. Without
 this check, the clock alignment would hide an order that is shifted by one."""
+FEW_ALONE: Final = 0.1
+"""Of calls whose operation is not known, so many may be of one rank alone where the others are paired. A choice: a root
+that leaves early is one of the members, which are rarely more than ten."""
 FEWEST_TO_END: Final = 4
 """In fewer calls than this, nothing shows that they end together: offset and drift of a clock explain two of them."""
 
@@ -70,15 +73,15 @@ def match_nameless(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
 
 
 def match_unnamed(run: Run, rows_of: Mapping[int, Codes]) -> Matching:
-    """Pair calls of devices whose operation and group no source tells, where a stream's calls end together.
+    """Pair calls of devices whose operation and group no source tells, where a stream's calls end together on ranks.
 
-    The operation may have a root, which leaves early from a call that it need not wait in. Then ends do not keep one
-    distance, and nothing is paired, nor is a reason returned: that no operation is known is reason enough.
+    The operation may have a root, which leaves early, while the other members end together: where more than a few calls
+    are of no other rank, none is paired. No reason is returned then: that no operation is known is reason enough.
     """
     total = sum(rows.size for rows in rows_of.values())
     divided = divide(run, group_calls(run, sorted(rows_of), rows_of)) if len(rows_of) > 1 else None
     found = _matched(run, rows_of, divided) if divided is not None else Matching(unmatched=total)
-    return found if found.blocks else Matching(unmatched=total)
+    return found if found.unmatched <= FEW_ALONE * total else Matching(unmatched=total)
 
 
 def _matched(run: Run, rows_of: Mapping[int, Codes], divided: DividedCalls) -> Matching:

@@ -15,6 +15,7 @@ from overlapscope.analysis.cross_rank.early_calls import are_early, early_by_gro
 from overlapscope.analysis.cross_rank.group_calls import named, spelled_size
 from overlapscope.analysis.cross_rank.match_group import match_group, match_nameless, match_unnamed
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.analysis.cross_rank.unmatched_ranks import not_named
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
 from overlapscope.timeline.names import rows_named
@@ -40,6 +41,20 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
     All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately. With
     symmetric ones are calls of devices whose source tells neither group nor operation, if they end together.
     """
+    named = _match_named(run, ops)
+    if ops != SYMMETRIC:
+        return named
+    unnamed = match_unnamed(run, _unnamed(run))
+    reasons = (*named.reasons, *unnamed.reasons)
+    if unnamed.unmatched and not unnamed.blocks and named.blocks:
+        reasons = (*reasons, not_named(unnamed.unmatched))
+    return replace(
+        named, blocks=(*named.blocks, *unnamed.blocks), unmatched=named.unmatched + unnamed.unmatched, reasons=reasons
+    )
+
+
+def _match_named(run: Run, ops: Collection[str]) -> Matching:
+    """Pair calls whose operation is known."""
     blocks: list[MatchedCalls] = []
     uneven: list[MatchedCalls] = []
     reasons: list[str] = []
@@ -86,11 +101,6 @@ def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
         if left:
             unmatched += (many := sum(rows.size for rows in left.values()))
             reasons.append(not_placed(group, many))
-    if ops == SYMMETRIC:
-        found = match_unnamed(run, _unnamed(run))
-        blocks += found.blocks
-        unmatched += found.unmatched
-        reasons += found.reasons
     if lone:
         group, rank = next(iter(lone.items()))
         others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""

@@ -17,10 +17,6 @@ ROOTED_ALONE: Final = (
     "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
     "broadcasts, it is not known how much of them is waiting"
 )
-NOT_NAMED: Final = (
-    "the sources do not say which operation {} {}, so it is not known which of them all members of a group "
-    "must reach before they end: they are not paired"
-)
 NOT_SHARED: Final = "ranks share no call that all members of a group make"
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
@@ -47,14 +43,22 @@ def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tupl
     return tuple(reasons)
 
 
+def not_named(calls: int, of: int = 0) -> str:
+    """Return the reason for so many calls, of so many, of an operation that no source names."""
+    many, are = f"{calls} of {of}" if of > calls else str(calls), "call is" if max(calls, of) == 1 else "calls are"
+    return (
+        f"the sources do not say which operation {many} {are}, so it is not known which of them all members of a group "
+        "must reach before they end: they are not paired"
+    )
+
+
 def _nothing_shared(run: Run) -> str:
     if _ranks_with_roots(run) > 1:
         return ROOTED_ALONE
     timed = sum(int((timeline.collectives.end_ns != NONE).sum()) for timeline in run.ranks.values())
     unnamed = sum(_of_unnamed_operation(timeline) for timeline in run.ranks.values())
     if 2 * unnamed > timed:
-        of_all = "" if unnamed == timed else f" of {timed}"
-        return NOT_NAMED.format(f"{unnamed}{of_all}", "call is" if timed == 1 else "calls are")
+        return not_named(unnamed, of=timed)
     return NOT_SHARED if timed else NO_CALLS
 
 

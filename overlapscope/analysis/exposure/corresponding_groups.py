@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Collectives, Flags, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC
-from overlapscope.timeline.rows import MOST, factorize_rows, largest_by, split_by
+from overlapscope.timeline.rows import MOST, factorize_rows, largest_by, sort_order, split_by
 from overlapscope.timeline.run import Group, RankTimeline
 
 UNEVEN: Final = "all_to_all"
@@ -23,6 +23,18 @@ UNEVEN: Final = "all_to_all"
 DEVICES_OF_NODE: Final = (2, 4, 8, 16, 72)
 """How many devices share a bridge, a node or a switch in usual clusters: groups are placed alike if they lie alike on
 nodes of each of these sizes, as traces of a few ranks do not say which one is theirs."""
+
+LARGE_BYTES, FEW_BYTES = 8 << 20, 64 << 10
+"""From one size on calls take about as long as their bytes need, up to the other as long as their latency."""
+OTHER_SIZE: Final = 2
+"""Sizes that differ by this factor show whether time grows with bytes, as on a slower link, and waiting does not."""
+SAME_TIMES: Final = 1.1
+"""Factors by which calls take longer are the same up to this ratio. A choice: medians of transfers vary by less."""
+BEHIND_NS: Final = 20_000
+"""A call that begins so soon after one of its group has ended follows directly. A choice, as kernels of NCCL that wait
+on a stream begin a few microseconds apart."""
+BEHIND_CALLS: Final = 5
+"""Fewest such calls of one kind that are compared."""
 
 Key = tuple[Any, ...]
 """What calls have in common that need as long: names, and bytes."""
@@ -38,6 +50,11 @@ class SlowerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as long, in the median."""
     exposed_ns: int
     """Exposed time beyond what its calls need, summed over the recorded ranks."""
+    of_link: bool = False
+    """Whether its transfers take longer, not only waiting: calls of several sizes take as many times as long, also
+    directly behind others, where only the first of a row can wait for a late rank, and those of few bytes do not."""
+    waits_for: str | None = None
+    """Such a group, whose calls a common member must end before it comes to those of this one; None if none is seen."""
 
 
 def corresponding_groups(groups: Iterable[Group]) -> dict[str, str]:
@@ -112,44 +129,107 @@ def least_of_corresponding(
 
 
 def slower_groups(
-    ranks: Mapping[int, RankTimeline], excess_ns: Mapping[int, Ints], groups: Iterable[Group], least_times: float
+    ranks: Mapping[int, RankTimeline],
+    excess_ns: Mapping[int, Ints],
+    groups: Iterable[Group],
+    least_times: float,
+    least_ns: float,
 ) -> list[SlowerGroup]:
     """Return the groups whose calls of the kind with most excess take `least_times` as long as those of a corresponding
-    group, or longer, in the median; the one with most excess first.
+    group, or longer, in the median, and whose excess is `least_ns` or more; the one with most excess first.
 
     `excess_ns` is the exposed time of each call of a rank beyond what it needs.
     """
     named = {group.name: group for group in groups}
-    lasted = _lasted_by_kind(ranks, excess_ns, corresponding_groups(named.values()))
+    corresponding = corresponding_groups(named.values())
+    lasted = _lasted_by_kind(ranks, excess_ns, corresponding)
     most: dict[str, tuple[int, Key]] = {}
     every: dict[str, int] = defaultdict(int)
     for key, of_groups in lasted.items():
         for group, (_, ns) in of_groups.items():
             every[group] += ns
             most[group] = max(most.get(group, (0, key)), (ns, key), key=lambda each: each[0])
-    found = []
+    found: list[SlowerGroup] = []
+    behind: _Lasted | None = None
     for group, (ns, key) in most.items():
+        if not ns or every[group] < least_ns:
+            continue
         medians = {name: float(np.median(each)) for name, (each, _) in lasted[key].items()}
         than = min(medians, key=lambda name: (medians[name], name))
         times = medians[group] / max(medians[than], 1.0)
-        if ns and times >= least_times:
+        if times >= least_times:
             members = named[group].ranks or ()
-            found.append(SlowerGroup(group=group, ranks=members, than=than, times=times, exposed_ns=every[group]))
+            if behind is None:  # few jobs have such a group
+                behind = _lasted_by_kind(ranks, excess_ns, corresponding, behind=True)
+            of_link = _is_of_link(lasted, behind, group, than, least_times)
+            found.append(
+                SlowerGroup(
+                    group=group, ranks=members, than=than, times=times, exposed_ns=every[group], of_link=of_link
+                )
+            )
     return sorted(found, key=lambda each: -each.exposed_ns)
 
 
+_Lasted = Mapping[Key, Mapping[str, tuple[Ints, int]]]
+
+
+def _is_of_link(lasted: _Lasted, behind: _Lasted, group: str, than: str, least_times: float) -> bool:
+    """Return whether calls of a group take longer than those of another by their transfer, as `SlowerGroup.of_link`."""
+    every, rows = _times_by_kind(lasted, group, than, 1), _times_by_kind(behind, group, than, BEHIND_CALLS)
+    large = {key: times for key, times in every.items() if key[-1] >= LARGE_BYTES}
+    sizes = [key[-1] for key in large]
+    if not large or max(sizes) < OTHER_SIZE * min(sizes):
+        return False
+    in_rows = [times for key, times in rows.items() if key in large]
+    same = [*large.values(), *in_rows]
+    few = [times for key, times in every.items() if key[-1] <= FEW_BYTES]
+    is_longer = min(same) >= least_times and max(same) <= SAME_TIMES * min(same)
+    return bool(in_rows) and is_longer and max(few, default=0.0) < least_times
+
+
+def _times_by_kind(lasted: _Lasted, group: str, than: str, fewest: int) -> dict[Key, float]:
+    """Return how many times as long calls of one group take as those of another, in the median, of kinds of which each
+    has the fewest calls."""
+    found = {}
+    for key, of_groups in lasted.items():
+        (own, _), (other, _) = (of_groups.get(name, (np.empty(0, np.int64), 0)) for name in (group, than))
+        if min(own.size, other.size) >= fewest:
+            found[key] = float(np.median(own)) / max(float(np.median(other)), 1.0)
+    return found
+
+
 def _lasted_by_kind(
-    ranks: Mapping[int, RankTimeline], excess_ns: Mapping[int, Ints], corresponding: Mapping[str, str]
+    ranks: Mapping[int, RankTimeline],
+    excess_ns: Mapping[int, Ints],
+    corresponding: Mapping[str, str],
+    *,
+    behind: bool = False,
 ) -> dict[Key, dict[str, tuple[Ints, int]]]:
-    """Return by kind and by group how long each call lasted on the recorded ranks, and their excess in sum."""
+    """Return by kind and by group how long each call lasted on the recorded ranks, and their excess in sum; `behind`:
+    of calls that directly follow one of their group."""
     found: dict[Key, dict[str, tuple[Ints, int]]] = defaultdict(dict)
     for rank, excess in excess_ns.items():
         timeline, calls = ranks[rank], ranks[rank].collectives
         rows, kind, keys = _like_in_groups(timeline, corresponding)
+        follows = _follow_directly(calls) if behind else np.ones(calls.op.size, np.bool_)
         for key, alike in zip(keys, split_by(kind), strict=True):
             own = rows[alike]
+            own = own[follows[own]]
+            if not own.size:
+                continue
             group = timeline.names[int(calls.group[own[0]])]
             before, ns = found[key].get(group, (own[:0], 0))
             lasted = np.append(before, (calls.end_ns - calls.start_ns)[own])
             found[key][group] = lasted, ns + int(excess[own].sum())
     return found
+
+
+def _follow_directly(calls: Collectives) -> Flags:
+    """Return which calls begin right after the one before it in their group has ended."""
+    follows = np.zeros(calls.op.size, np.bool_)
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+    order = timed[sort_order(calls.group[timed], calls.start_ns[timed])]
+    gap = calls.start_ns[order[1:]] - calls.end_ns[order[:-1]]
+    same = calls.group[order[1:]] == calls.group[order[:-1]]
+    follows[order[1:]] = same & (gap >= 0) & (gap <= BEHIND_NS)
+    return follows

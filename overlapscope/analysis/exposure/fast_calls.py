@@ -19,11 +19,12 @@ def transfers_at_most(
 ) -> Mapping[int, Ints]:
     """Return for how long each call of these ranks transfers, in ns, at most; NONE where no others show it.
 
-    It is `LONGER` times as long as the fast ones of its operation, type and size, of its own group or, on any of these
-    ranks, of one that corresponds to it: of a group all of whose calls wait its own say nothing.
+    It is `LONGER` times as long as the fast ones of its operation, type and size, of its own group or, where these are
+    too few, on any of these ranks, of one that corresponds to it: a group whose own are slower may have a slower link.
     """
     own = {rank: _of_own_groups(run.ranks[rank], transfers[rank], arrived[rank]) for rank in ranks}
-    return least_of_corresponding(run.ranks, own, run.groups)
+    of_others = least_of_corresponding(run.ranks, own, run.groups)
+    return {rank: np.where(own_ns == NONE, of_others[rank], own_ns) for rank, own_ns in own.items()}
 
 
 def _of_own_groups(timeline: RankTimeline, transfers: Transfers, arrived: Arrivals) -> Ints:

@@ -10,13 +10,15 @@ from msgspec import to_builtins
 
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.corresponding_groups import SlowerGroup, slower_groups
-from overlapscope.analysis.exposure.longer_than_like import LONGER, LongerThanLike
+from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER, LongerThanLike
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.display import percent_text, size_text
-from overlapscope.timeline.columns import NONE, Collectives, Flags, or_none
-from overlapscope.timeline.intervals import BusyTime, WindowSets, difference, union
+from overlapscope.timeline.columns import NONE, Collectives, Flags, Ints, or_none
+from overlapscope.timeline.intervals import BusyTime, WindowSets, difference, length, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
 
 LONGER_THAN_LIKE: Final = "longer_than_like"
@@ -41,10 +43,17 @@ of milliseconds or more for it."""
 AS_LONG: Final = 0.95
 """... if it is the first of its like, and lasts on each recorded rank for at least this share of the longest: all came
 together then, and none of them was late. A choice."""
+MOST_NAMED: Final = 3
+"""So many ranks that were not recorded are named."""
 MOST_GROUPS: Final = 2
 """Groups that are named whose calls take longer than those of one like it, the one with most excess first, if ..."""
 OF_GROUP: Final = 0.1
 """... they have this share of it. A choice: a rank is in few groups at once."""
+MOST_AWAITED: Final = 0.8
+"""A group waits for another where this share of its long calls lasts as long after calls of that one as it needs, ...
+A choice."""
+BY_CHANCE: Final = 0.5
+"""... and at most this share would if they ended at any time. A choice."""
 
 
 class _SingleCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +76,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def longer_calls(
-    run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
+    run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike], clocks: Clocks
 ) -> list[Finding]:
     """Return what calls take longer than their like, over the whole steps of the main figures, else the recordings;
     nothing where that is little, or too few calls are alike."""
@@ -79,7 +88,7 @@ def longer_calls(
     mean_ns, share = longer_ns / len(parts), longer_ns / exposed_ns
     if mean_ns < OF_STEP * (head.step_ns or 0):
         return []
-    single, slower = _single_calls(ranks, longer), _slower_groups(run, longer)
+    single, slower = _single_calls(ranks, longer), _slower_groups(run, longer, clocks)
     within = f"{format_ms(mean_ns)} a {head.window}" + (" in the mean" if len(parts) > 1 else "")
     compared, are_longer = (
         sum(int(which.sum()) for which in each)
@@ -103,29 +112,96 @@ def longer_calls(
     return [found, *_one_call(run, head, longer, single)]
 
 
-def _slower_groups(run: Run, longer: Mapping[int, LongerThanLike]) -> list[SlowerGroup]:
+def _slower_groups(run: Run, longer: Mapping[int, LongerThanLike], clocks: Clocks) -> list[SlowerGroup]:
     """Return the groups whose calls usually take longer than like calls of a corresponding one, with enough excess."""
     excess_ns = {rank: each.exposed_ns for rank, each in longer.items()}
     least_ns = OF_GROUP * sum(int(each.sum()) for each in excess_ns.values())
-    found = slower_groups(run.ranks, excess_ns, run.groups, LONGER)
-    return [each for each in found if each.exposed_ns >= least_ns][:MOST_GROUPS]
+    found = slower_groups(run.ranks, excess_ns, run.groups, LONGER, least_ns)
+    links = [each for each in found if each.of_link]
+    return [_with_awaited(run, longer, clocks, each, links) for each in found[:MOST_GROUPS]]
+
+
+def _with_awaited(
+    run: Run, longer: Mapping[int, LongerThanLike], clocks: Clocks, group: SlowerGroup, links: Sequence[SlowerGroup]
+) -> SlowerGroup:
+    """Return a group with the one of a slower link for which a common member lets it wait, if it has none itself."""
+    common = [each for each in links if not group.of_link and set(each.ranks) & set(group.ranks)]
+    awaited = (each.group for each in common if _wait_for(run, longer, clocks, group.group, each.group))
+    return msgspec.structs.replace(group, waits_for=next(awaited, None))
+
+
+def _wait_for(run: Run, longer: Mapping[int, LongerThanLike], clocks: Clocks, group: str, other: str) -> bool:
+    """Return whether most long calls of one group last about as long as they need from the end of one of another on,
+    far more than would by chance."""
+    ends = np.sort(np.concatenate([clocks.aligned_ns(rank, _ends(run.ranks[rank], other)) for rank in longer]))
+    hits = calls = 0
+    chance = 0.0
+    for rank, own in longer.items():
+        until = clocks.aligned_ns(rank, _ends(run.ranks[rank], group, own.is_longer))
+        if not until.size or not ends.size:
+            continue
+        needs = own.needs_ns[_timed_rows(run.ranks[rank], group, own.is_longer)]
+        first, last = np.searchsorted(ends, [until - (needs * LONGER).astype(np.int64), until - needs // 2])
+        hits, calls = hits + int((last > first).sum()), calls + until.size
+        after = union((ends + int(np.median(needs)) // 2, ends + int(LONGER * np.median(needs))))
+        chance += until.size * length(after) / max(int(ends[-1] - ends[0]), 1)
+    return calls >= LIKE_CALLS and hits >= MOST_AWAITED * calls and chance <= BY_CHANCE * calls
+
+
+def _timed_rows(timeline: RankTimeline, group: str, chosen: Flags | None = None) -> Ints:
+    """Return the rows of the calls of a group with times, of the chosen ones if these are given."""
+    calls = timeline.collectives
+    own = rows_named(calls.group, timeline.names, group.__eq__) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    return np.flatnonzero(own if chosen is None else own & chosen)
+
+
+def _ends(timeline: RankTimeline, group: str, chosen: Flags | None = None) -> Ints:
+    """Return when these calls (`_timed_rows`) end, on the rank's own clock."""
+    return timeline.collectives.end_ns[_timed_rows(timeline, group, chosen)]
 
 
 def _of_groups(run: Run, slower: Sequence[SlowerGroup]) -> str:
-    """Return the end of a title that names groups whose calls take longer, and whom to record; empty without."""
+    """Return the end of a title that names groups whose calls take longer, why, as far as calls show that, and whom to
+    record; empty without."""
+    of_link = [each for each in slower if each.of_link]
+    waiting = [each for each in slower if each.waits_for is not None]
+    others = [each for each in slower if each not in (*of_link, *waiting)]
+    parts = []
+    if of_link:
+        why = ", whatever their size, and in rows: a slower link, or steady other traffic on it, is there"
+        parts.append(f"{_times(run, of_link)}{why}")
+    members = {group.name: group.ranks or () for group in run.groups}
+    for each in waiting:
+        common = sorted({*each.ranks} & {*members[each.waits_for or ""]})
+        verb = "is" if len(common) == 1 else "are"
+        parts.append(
+            f"{_times(run, [each])}, as {rank_list(common)} {verb} in calls of group {short(each.waits_for or '')} "
+            "until then"
+        )
+    if others:
+        parts.append(f"{_times(run, others)}: a late rank, or a slower link, is there")
+    return "".join(f"; calls of {each}" for each in parts)
+
+
+def _times(run: Run, slower: Sequence[SlowerGroup]) -> str:
+    """Return how many times as long calls of groups take, with their members, in words."""
     parts = []
     for each in slower:
         missing = [rank for rank in each.ranks if rank not in run.ranks]
         members = f" ({rank_list(missing)} not recorded)" if missing else f" ({rank_list(each.ranks)})"
         parts.append(f"group {short(each.group)}{members} take {each.times:.2g} times as long as those of group "
                      f"{short(each.than)}")  # fmt: skip
-    return f"; calls of {', and of '.join(parts)}: a late rank, or a slower link, is there" if parts else ""
+    return ", and of ".join(parts)
 
 
-def _others(run: Run) -> str:
-    """Return whom calls may wait for: where the size of the job is not known, several recorded ranks may be all."""
+def _others(run: Run, *, one: bool = False) -> str:
+    """Return whom calls may wait for, or `one` of them: where the size of the job is not known, several recorded ranks
+    may be all."""
+    missing = [rank for rank in range(run.world_size or 0) if rank not in run.ranks]
+    if 0 < len(missing) <= MOST_NAMED:
+        return f"{'one of ' if one and len(missing) > 1 else ''}{rank_list(missing)} (not recorded)"
     all_known = len(run.ranks) == run.world_size or (run.world_size is None and len(run.ranks) > 1)
-    return "other ranks" if all_known else "ranks that were not recorded"
+    return f"{'one of the ' if one else ''}{'other ranks' if all_known else 'ranks that were not recorded'}"
 
 
 def _parts(own: RankWindows, exposed: BusyTime, head: Headline) -> Iterator[_Part]:
@@ -228,7 +304,7 @@ def _came_together(run: Run, single: Mapping[int, _SingleCall]) -> bool:
 
 
 def _why(run: Run, *, first: bool, set_up: bool) -> str:
-    late = f"one of the {_others(run)} was late once, or the network stalled"
+    late = f"{_others(run, one=True)} was late once, or the network stalled"
     if set_up:
         late = f"no recorded rank was late to it, so perhaps the set-up of a communicator; else {late}"
     if not first:

@@ -102,40 +102,55 @@ class _Against(msgspec.Struct, frozen=True, kw_only=True):
     def measured_gbs(self) -> float:
         return median([row.busbw_gbs for row in self.kinds for _ in range(min(row.count, 1000)) if row.busbw_gbs])
 
+    @property
+    def fastest_gbs(self) -> float:
+        """Bus bandwidth of the fastest calls (`BASELINE_QUANTILE`), or the median where too few have one."""
+        fastest = [
+            row.busbw_gbs * row.transfer_ns_median / row.baseline_ns
+            for row in self.kinds
+            if row.busbw_gbs and row.transfer_ns_median and row.baseline_ns
+        ]
+        return max(fastest, default=self.measured_gbs)
+
 
 def _below_others(run: Run, rows: Sequence[CollectiveRow]) -> list[Finding]:
     """Return the finding that most of the large calls over all devices of one host are far below what a published table
-    has of another host with such devices."""
-    ranks, device = run.world_size or 0, str(run.fingerprint.get("device") or "")
-    large = {key: each for key, each in _compared(run, rows).items() if key[2] == ranks and key[3] >= ELSEWHERE_BYTES}
-    if not large or not device or not _on_one_host(run):
+    has of another host with such devices; of calls that are alike, the fastest count, as links were free for these."""
+    device = str(run.fingerprint.get("device") or "")
+    large = {key: each for key, each in _compared(run, rows).items() if key[3] >= ELSEWHERE_BYTES} if device else {}
+    of_host = _groups_of_one_host(run) if large else set()
+    large = {key: each for key, each in large.items() if key[1] in of_host}
+    if not large:
         return []
     from overlapscope.ingest.reference_bandwidth import bandwidths_elsewhere  # noqa: PLC0415 - few have such calls
 
-    curves = list(curves_of(bandwidths_elsewhere(device, ranks)))
+    sizes_of_groups = sorted({ranks for _, _, ranks, _ in large})
+    curves = [curve for ranks in sizes_of_groups for curve in curves_of(bandwidths_elsewhere(device, ranks))]
     against = [
         _Against(op=op, group=group, ranks=members, volume=volume, kinds=kinds, possible=possible)
         for (op, group, members, volume), kinds in large.items()
         if (possible := _reference(curves, op, members, volume)) is not None
     ]
-    low = [each for each in against if each.measured_gbs < FAR_BELOW * each.possible[0]]
+    low = [each for each in against if each.fastest_gbs < FAR_BELOW * each.possible[0]]
     calls = sum(each.calls for each in low)
     if calls < MIN_CALLS or 2 * calls <= sum(each.calls for each in against):
         return []
     sizes = _from_to([each.volume / 1e6 for each in low], "MB")
-    reached = _from_to([each.measured_gbs for each in low], "GB/s")
+    reached = _from_to([each.fastest_gbs for each in low], "GB/s")
     there, source = _from_to([each.possible[0] for each in low], "GB/s"), low[0].possible[1]
     return [
         Finding(
             id="below_other_machines",
             severity="info",
-            title=f"{calls} large collectives of {sizes} on {ranks} ranks reach {reached} bus bandwidth; another "
-            f"machine with as many such devices reaches {there} at these sizes ({source}): are all links up, and fast?",
+            title=f"{calls} large collectives of {sizes} on {low[0].ranks} ranks of a host reach {reached} bus "
+            f"bandwidth at their fastest; another machine with as many such devices reaches {there} at these sizes "
+            f"({source}): are all links up, and fast, and is peer access on?",
             evidence={
                 "source": source,
                 "kinds": [
                     {"op": each.op, "group": each.group, "ranks": each.ranks, "bytes": each.volume,
-                     "calls": each.calls, "busbw_gbs": each.measured_gbs, "elsewhere_busbw_gbs": each.possible[0]}
+                     "calls": each.calls, "busbw_gbs": each.measured_gbs, "fastest_busbw_gbs": each.fastest_gbs,
+                     "elsewhere_busbw_gbs": each.possible[0]}
                     for each in low
                 ],
             },
@@ -149,17 +164,37 @@ def _from_to(values: Sequence[float], unit: str) -> str:
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
-def _on_one_host(run: Run) -> bool:
-    """Return whether all ranks of the job are on one host: as sources name it, or each device has its own number."""
-    hosts = ranks_of_hosts(run)
-    if len(run.ranks) != run.world_size or len(hosts) > 1:
+def _groups_of_one_host(run: Run) -> set[str | None]:
+    """Return the groups that have all devices of one host, and None, for calls without a group, where the job has."""
+    members = {group.name: tuple(sorted(group.ranks)) for group in run.groups if group.ranks}
+    whole = tuple(range(run.world_size or 0))
+    hosts = [frozenset(ranks) for ranks in ranks_of_hosts(run).values()]
+    of_host = {ranks for ranks in {whole, *members.values()} if _on_one_host(run, hosts, ranks)}
+    return {name for name, ranks in members.items() if ranks in of_host} | ({None} if whole in of_host else set())
+
+
+def _on_one_host(run: Run, named_hosts: Sequence[frozenset[int]], members: Sequence[int]) -> bool:
+    """Return whether these ranks are on one host: as sources name it (`named_hosts`), or as each device has its own
+    number.
+
+    Of a larger job they must be as many ranks after each other as the host has devices, 0 and up: with neighbours on
+    two hosts numbers may differ, too.
+    """
+    asked = set(members)
+    if not asked or not asked <= run.ranks.keys() or sum(not asked.isdisjoint(each) for each in named_hosts) > 1:
         return False
+    if any(asked <= each for each in named_hosts):
+        return True
+    timelines = [run.ranks[rank] for rank in members]
     numbers = [
         {own.names[code] for code in own.lanes.process[own.lanes.kind == DEVICE].tolist() if code >= 0}
-        for own in run.ranks.values()
+        for own in timelines
     ]
-    named = sum(map(len, hosts.values())) == len(run.ranks)
-    return named or (all(len(each) == 1 for each in numbers) and len(set().union(*numbers)) == len(run.ranks))
+    every, count = set().union(*numbers), len(members)
+    if any(len(each) != 1 for each in numbers) or len(every) != count:
+        return False
+    in_line = members[0] % count == 0 and members[-1] - members[0] == count - 1
+    return count == run.world_size or (in_line and every == {str(number) for number in range(count)})
 
 
 def _possible(

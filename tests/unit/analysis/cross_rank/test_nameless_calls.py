@@ -380,18 +380,42 @@ def left_early(run: Run) -> Run:
     return replace(run, ranks={**run.ranks, 0: replace(root, collectives=calls)})
 
 
-def test_calls_of_no_named_operation_that_one_rank_leaves_early_are_not_paired_with_its() -> None:
+NOT_NAMED = (
+    "the sources do not say which operation {} calls are, so it is not known which of them all members of a group "
+    "must reach before they end: they are not paired"
+)
+
+
+def test_calls_of_no_named_operation_are_not_paired_where_one_rank_leaves_them_early() -> None:
+    """As the root of broadcasts: the others end together, and wait for nobody but it."""
     found = match_and_align(left_early(made(data_parallel(), op="unknown", bytes=NONE)[0]))
-    assert {block.ranks for block in found.matching.blocks} == {(1, 2, 3)}
-    assert not any(block.whole for block in found.matching.blocks)
+    assert found.matching.blocks == ()
+    assert found.matching.reasons == (NOT_NAMED.format(128),)
 
 
-def test_calls_of_no_named_operation_that_do_not_end_together_are_not_said_to_be_made_by_one_rank_alone() -> None:
+def test_of_calls_of_no_named_operation_those_are_left_out_that_one_rank_leaves_early_once() -> None:
+    run, together = made(data_parallel(), op="unknown", bytes=NONE)
+    calls = run.ranks[0].collectives
+    end_ns = calls.end_ns.copy()
+    end_ns[5] = calls.start_ns[5] + MS
+    root = replace(run.ranks[0], collectives=replace(calls, end_ns=end_ns))
+    found = match_and_align(replace(run, ranks={**run.ranks, 0: root}))
+    assert paired(found) == {each for each in together if (0, 5) not in each}
+
+
+def test_calls_of_no_named_operation_that_do_not_end_together_are_not_paired_beside_others() -> None:
     pair, _ = made([(1, 1000, (0, 1), 5.0)] * 32, op="unknown", bytes=NONE)
-    assert match_and_align(left_early(pair)).matching.reasons == (
-        "the sources do not say which operation 64 calls are, so it is not known which of them all members of a group "
-        "must reach before they end: they are not paired",
-    )
+    assert match_and_align(left_early(pair)).matching.reasons == (NOT_NAMED.format(64),)
+    named, together = made([(1, 1000, (0, 1), 5.0), (2, 4, (0, 1), 1.0)] * 32)
+    ranks = {}
+    for rank, timeline in named.ranks.items():
+        op, end_ns = timeline.collectives.op.copy(), timeline.collectives.end_ns.copy()
+        op[::2], end_ns[::2] = len(timeline.names), end_ns[::2] - (rank == 0) * 3 * MS * (np.arange(32) % 2)
+        calls = replace(timeline.collectives, op=op, end_ns=end_ns)
+        ranks[rank] = replace(timeline, names=(*timeline.names, "unknown"), collectives=calls)
+    found = match_and_align(replace(named, ranks=ranks))
+    assert paired(found) == {each for each in together if each[0][1] % 2}
+    assert (found.matching.unmatched, found.matching.reasons) == (64, (NOT_NAMED.format(64),))
 
 
 # --- calls whose streams are not known ------------------------------------------------------------------------------
