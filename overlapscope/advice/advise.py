@@ -4,7 +4,7 @@ Where hosts share cores, settings of communication are not recommended; where wa
 alone whose bound is worth it without that waiting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,14 +22,15 @@ from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.compute.device_copies import device_copies
 from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.compute.sampling_sort import sampling_sort
-from overlapscope.advice.compute.unfused_elementwise import compute_words, unfused_elementwise
+from overlapscope.advice.compute.unfused_elementwise import compute_words, loses_elsewhere, unfused_elementwise
 from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
 from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.hosts.blocking_launches import blocking_launches
 from overlapscope.advice.hosts.host_paced import host_paced
+from overlapscope.advice.hosts.pausing_host import pausing_host
 from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
-from overlapscope.advice.late_rank import late_rank, one_call, with_no_setting
+from overlapscope.advice.late_rank import late_rank, one_call, unmatched_share, with_no_setting
 from overlapscope.advice.losses.blocked_host import (
     AWAITED_NS,
     allocator_churn,
@@ -41,6 +42,7 @@ from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.computing_calls import computing_calls
 from overlapscope.advice.losses.gradient_accumulation import gradient_accumulation
 from overlapscope.advice.losses.host_copies import host_copies
+from overlapscope.advice.losses.host_operation import host_operation
 from overlapscope.advice.losses.host_pauses import host_pauses
 from overlapscope.advice.losses.largest_loss import (
     OF_EXPOSED,
@@ -50,7 +52,6 @@ from overlapscope.advice.losses.largest_loss import (
 )
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.more_micro_batches import more_micro_batches
-from overlapscope.advice.losses.pausing_host import pausing_host
 from overlapscope.advice.losses.sharded_optimizer import HOST_WAITED_NS, sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
@@ -104,6 +105,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     standing_still,
     pausing_host,
     host_pauses,
+    host_operation,
     slow_host,
     repeated_reductions,
     repeated_broadcasts,
@@ -196,6 +198,7 @@ def _by_rules(
         lambda: waits_by_step(run, cross_rank.splits),
         lambda: slower_in_turn(given),
         lambda rank: one_call(run, cross_rank.splits, rank),
+        lambda rank: unmatched_share(run, cross_rank, rank),
     )
     own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
     if late and (_is_of_pauses(late, own) or is_why_late(own.get("slow_host"), late)):
@@ -218,7 +221,7 @@ def _by_rules(
         found["late_rank"] = with_no_setting(found["late_rank"])
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
-    compute = "".join(_what_compute_is(analysis, {} if alone is None else alone))
+    compute = "".join(_what_compute_is(analysis, {} if alone is None else alone, every))
     most = None if any(map(comes_first, every)) else largest_loss(given, every, compute)
     return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
 
@@ -293,7 +296,8 @@ def advise(
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs, alone), _not_looked_for(analysis)
-    of_hosts += [words for words in _what_compute_is(analysis, alone) if not any(words in each.title for each in found)]
+    computes = _what_compute_is(analysis, alone, found)
+    of_hosts += [words for words in computes if not any(words in each.title for each in found)]
     from overlapscope.advice.replayed_settings import (  # noqa: PLC0415 - `by_rules` replays nothing
         by_replay,
         with_replayed_prefetch,
@@ -341,9 +345,13 @@ def _not_looked_for(analysis: Analysis) -> list[str]:
     return [f"{what}, and whether a rank is late because of its host, is not known: {NO_CAUSES[DAMAGED]}"]
 
 
-def _what_compute_is(analysis: Analysis, alone: Mapping[int, RankSummary]) -> list[str]:
-    """Return which kernels take the time of a job on devices that loses little; empty for others."""
-    if not analysis.run.has_device:
+def _what_compute_is(
+    analysis: Analysis, alone: Mapping[int, RankSummary], found: Iterable[Recommendation]
+) -> list[str]:
+    """Return which kernels take the time of a job on devices that loses little; empty for others, and where a late rank
+    is `found` to decide it."""
+    late = any(each.id == "late_rank" for each in found)
+    if late or not analysis.run.has_device or loses_elsewhere(analysis):
         return []
     words = compute_words(analysis.headline, [own.kernels for own in alone.values()])
     return [words] if words else []

@@ -1,6 +1,7 @@
 """Rule: waiting for late ranks dominates, which comes before settings of communication."""
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
 from typing import Final, Literal, Self
 
 import msgspec
@@ -8,8 +9,9 @@ import numpy as np
 from msgspec import to_builtins
 
 from overlapscope.advice.rule_input import ms
-from overlapscope.advice.slower_in_turn import BATCHES, SlowerInTurn
-from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.advice.slower_in_turn import SlowerInTurn
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -44,7 +46,14 @@ NO_SETTING: Final = "no setting of communication shortens"
 BY_COMPUTE: Final = ("more_work", "slower_compute", "longer_compute")
 """Causes of a late rank, by `held_by`, of which it is certain: fewer or larger calls may relieve a host that is
 late."""
+MANY_UNMATCHED: Final = 0.05
+"""Where more than this share of a straggler's calls is not matched, what others waited for it in all is not known. A
+choice."""
+NOT_COUNTED: Final = "that nobody waits for it in calls that were not matched: these are not counted"
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
+OWN_IDLE_NS: Final = "own_idle_ns"
+"""In the evidence: what of the loss is not waiting, but what a straggler idles longer than others, as its host started
+nothing: they wait for that."""
 LONGER_COMPUTE_NS: Final = "longer_compute_ns"
 """In the evidence: what ranks, in turn, compute longer than the mean, where other members of their groups were not
 recorded. All wait for that, whoever comes last."""
@@ -79,6 +88,11 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """What shows or mends the cause of a late rank, by `held_by`."""
+TUNES: Final[Mapping[str, str]] = {
+    "environment": "export TRITON_PRINT_AUTOTUNING=1 TORCH_LOGS=recompiles  # does it tune or compile? keep "
+    "TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR from start to start, for all ranks"
+}
+"""For a rank whose work is kernels that no other rank ran."""
 
 
 class OneCall(msgspec.Struct, kw_only=True, frozen=True):
@@ -140,6 +154,7 @@ def late_rank(
     by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {},
     slower: Callable[[], SlowerInTurn | None] = lambda: None,
     longest: Callable[[int], OneCall | None] = lambda _: None,
+    unmatched: Callable[[int], float] = lambda _: 0.0,
 ) -> Recommendation | None:
     """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
 
@@ -147,7 +162,7 @@ def late_rank(
     recording would be shorter by much without the excess of the straggler. Without a straggler a step with most of the
     waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which rank computed longer
     in each, if that explains them, `longest` the call that has most of what a rank came last by: such an event, too,
-    where steps are too few to leave one out.
+    where steps are too few to leave one out, `unmatched` which share of a rank's calls has no match.
     """
     found = _Waiting.of(analysis)
     straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
@@ -165,7 +180,8 @@ def late_rank(
     few = straggler is None and in_turn is None and _window(analysis) == "step"
     few = few and analysis.headline.steps < LEAST_STEPS and lateness(found.blame_ns, analysis) == "not_known"
     once = longest(max(found.blame_ns, key=found.blame_ns.__getitem__)) if few else None
-    return _recommended(analysis, found, straggler, in_turn, once)
+    missing = unmatched(straggler.rank) if straggler else 0.0
+    return _recommended(analysis, found, straggler, in_turn, once, missing)
 
 
 def one_call(run: Run, splits: Sequence[Split], rank: int) -> OneCall | None:
@@ -189,6 +205,19 @@ def one_call(run: Run, splits: Sequence[Split], rank: int) -> OneCall | None:
     )  # fmt: skip
 
 
+def unmatched_share(run: Run, cross_rank: CrossRank, rank: int) -> float:
+    """Return which share of a rank's timed calls is matched with none of another rank."""
+    calls = run.ranks[rank].collectives
+    blocks = [each for each in (*cross_rank.matching.blocks, *cross_rank.matching.uneven) if rank in each.ranks]
+    matched = [each.rows[each.ranks.index(rank)] for each in blocks]
+    matched += [each.send_rows for each in cross_rank.pairs.pairs if each.sender == rank]
+    matched += [each.recv_rows for each in cross_rank.pairs.pairs if each.receiver == rank]
+    unmatched = calls.end_ns != NONE
+    timed = int(unmatched.sum())
+    unmatched[np.concatenate([*matched, np.array([], np.int64)])] = False
+    return int(unmatched.sum()) / max(timed, 1)
+
+
 def _of_stages(rows: Sequence[CollectiveRow]) -> bool:
     """Return whether calls are of a pipeline, or messages between ranks make most of the exposed time, as in one."""
     messages_ns = sum(row.exposed_ns or 0 for row in rows if row.op in POINT_TO_POINT)
@@ -206,12 +235,16 @@ def _recommended(
     straggler: Straggler | None,
     in_turn: SlowerInTurn | None,
     once: OneCall | None,
+    unmatched: float,
 ) -> Recommendation:
     head = analysis.headline
     steps = max(head.steps, 1) if _window(analysis) == "step" else 1
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     replayed, per = _removal(straggler, _window(analysis))
-    gain_ns, low_ns, high_ns = replayed or (None, None, None)
+    at_most_ns = None if unmatched > MANY_UNMATCHED else _delayed_ns(straggler, analysis)
+    gain_ns, low_ns, high_ns = replayed or (None, None if at_most_ns is None else 0, at_most_ns)
+    own_idle_ns = _own_idle_ns(straggler, analysis)
+    waits_ns = _known_wait_ns(analysis) if own_idle_ns and head.exposed_wait_ns is None else head.exposed_wait_ns
     is_whole = len(analysis.run.ranks) == analysis.run.world_size
     return Recommendation(
         id="late_rank",
@@ -228,7 +261,7 @@ def _recommended(
         else {"look": f"{LONGEST_WAITS}; what the host of rank {once.rank} did before that call"},
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per=per,
-        loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if per == "recording" else 1),
+        loss_ns=None if waits_ns is None else (waits_ns + own_idle_ns) * (steps if per == "recording" else 1),
         evidence={
             "rank": rank,
             "waited_ns": found.wait_ns,
@@ -238,11 +271,49 @@ def _recommended(
             "late_with": straggler.late_with if straggler else [],
             "removal_ns": straggler.removal_ns if straggler else None,
         }
+        | ({OWN_IDLE_NS: own_idle_ns * (steps if per == "recording" else 1)} if own_idle_ns else {})
         | ({} if once is None else {"one_call": to_builtins(once)})
         | ({} if in_turn is None or is_whole else {LONGER_COMPUTE_NS: round(in_turn.evened_ns)}),
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
-        assumed=_assumed(straggler, per) if replayed else in_turn.assumed(is_whole=is_whole) if in_turn else [],
+        assumed=_assumed(straggler, per)
+        if replayed
+        else in_turn.assumed(is_whole=is_whole)
+        if in_turn
+        else [NOT_COUNTED] * (unmatched > 0 and at_most_ns is not None),
     )
+
+
+def _known_wait_ns(analysis: Analysis) -> int:
+    """Return the exposed waiting for late ranks as far as it is known: of calls that were matched."""
+    return sum(analysis.headline.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK)
+
+
+def _own_idle_ns(straggler: Straggler | None, analysis: Analysis) -> int:
+    """Return what ranks that their hosts make late idle longer than others do in the median, of a step or recording of
+    the headline, mean over its ranks."""
+    if straggler is None or straggler.held_by != "host":
+        return 0
+    head = analysis.headline
+    late, idle = {straggler.rank, *straggler.late_with}, dict[int, float]()
+    for each in analysis.ranks:
+        steps = [step for step in each.steps if step.complete] if head.window == "step" else [each.whole]
+        if each.rank in head.ranks and steps:
+            idle[each.rank] = median(
+                (step.idle_ns or 0) - step.idle_causes.get(START_OF_RECORDING, 0) for step in steps
+            )
+    if not late <= idle.keys() or late == idle.keys():
+        return 0
+    usual = median(ns for rank, ns in idle.items() if rank not in late)
+    return round(fmean(max(ns - usual, 0) if rank in late else 0 for rank, ns in idle.items()))
+
+
+def _delayed_ns(straggler: Straggler | None, analysis: Analysis) -> int | None:
+    """Return what a straggler alone delayed others by, of a step or of the recording, where no replay says what it is
+    worth: without its excess no more is gained; None where that is not known."""
+    if straggler is None or straggler.removal_ns is not None or straggler.late_with:
+        return None
+    ns = next((each.delayed_ns for each in analysis.skew.ranks if each.rank == straggler.rank), None)
+    return round(ns / (max(analysis.headline.steps, 1) if _window(analysis) == "step" else 1)) if ns else None
 
 
 def _assumed(straggler: Straggler | None, per: str) -> list[str]:
@@ -312,12 +383,15 @@ def _look(
     """Return what to type to see why the rank is late, or ranks in turn."""
     where = {"host": f"hostname; lscpu; nvidia-smi -L  # where rank {rank} runs: is another rank late there, too?"}
     if straggler is not None:
-        return {"look": f"{LONGEST_WAITS}, as commands", **LOOK.get(straggler.held_by, {}), **where}
+        tunes = TUNES if "kernels_alone" in straggler.evidence else {}
+        return {"look": f"{LONGEST_WAITS}, as commands", **LOOK.get(straggler.held_by, {}), **tunes, **where}
     whose = lateness(found.blame_ns, analysis)
     if whose == "each_step":
         return {"look": f"{LONGEST_WAITS}, as commands", **where}
     if in_turn is None and whose not in ("in_turn", "waits_longest"):
         return {"look": f"{LONGEST_WAITS}; more steps show whether it is always one rank"}
+    if in_turn is not None and in_turn.same_work is False:
+        return {"look": f"{LONGEST_WAITS}; then what batches hold, from step to step", **in_turn.code}
     differs = "clocks, power" if in_turn and in_turn.same_work else "batches, clocks, power"
     if not found.on_device:
         return {"look": f"{LONGEST_WAITS}; then what differs from step to step (batches, other work on the cores)"}
@@ -325,7 +399,6 @@ def _look(
         "look": f"{LONGEST_WAITS}; then what differs from step to step ({differs}, other processes)",
         "nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER; nvidia-smi  # and what else runs on the devices",
         "linux": PROCESSES,
-        **(BATCHES if in_turn and in_turn.same_work is False else {}),
     }
 
 
@@ -345,7 +418,11 @@ def _title(
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
         whom = _whom(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
         return f"W{waiting}{exposed}{without}, {whom}"
-    cause = f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)})" if straggler.held_by != "unknown" else ""
+    cause = (
+        f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)}{_idles_too(straggler)})"
+        if straggler.held_by != "unknown"
+        else ""
+    )
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = (straggler.since or straggler.late_in) if len(ranks) == 1 else ""
@@ -382,7 +459,7 @@ def _slower_words(found: SlowerInTurn) -> str:
     """Return for whom ranks waited: for one that computed longer than its peers in its step, now this one, now that."""
     what = "does the same work slower" if found.same_work else "computes longer than its peers then"
     even = "; even out batches" if found.same_work is False else ""
-    return f"for several ranks in turn, each of which {what} ({found.where}){even}"
+    return f"for several ranks in turn, each of which {what} ({found.where}){found.which_work}{even}"
 
 
 def _once(analysis: Analysis) -> dict[int, int]:
@@ -401,3 +478,11 @@ def _where(straggler: Straggler) -> str:
     named = (straggler.evidence.get(each) for each in ("range", "longer_op", "host_op"))
     name = next((each for each in named if isinstance(each, str)), None)
     return "" if name is None else f", in {name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + '...'}"
+
+
+def _idles_too(straggler: Straggler) -> str:
+    """Return words to follow the cause of a rank that computed longer: that its device idled longer by as much."""
+    alone = straggler.evidence.get("kernels_alone")
+    which = f", {alone} kernels that no other rank ran" if alone and alone > 1 else ""
+    computed, idle = (straggler.evidence.get(key) or 0 for key in ("computed_more_ns", "idle_more_ns"))
+    return f"{which}; its host stalls as long" if straggler.held_by in BY_COMPUTE and idle >= computed > 0 else which

@@ -20,6 +20,8 @@ EXPERTS: Final = frozenset({"dispatch", "combine"})
 """Operations of the libraries of expert parallelism."""
 FAR_LARGER: Final = 4
 """Calls that have so many times the bytes are the larger ones of a layer. A choice: its tensors differ by less."""
+LARGER: Final = 2
+"""Gathers of so many times the largest activation of a group are of something else, but in backward. A choice."""
 FEWER_SMS: Final = {"deepep": "Buffer.set_num_sms(24)  # multiprocessors that dispatch and combine take from compute"}
 BESIDE_ANOTHER_BATCH: Final = (
     "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch: needs two a step"
@@ -57,7 +59,7 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     if not given.run_has_device:
         return None
     named = [row for row in given.analysis.collectives if row.dimension == TENSOR]
-    rows = named or _in_layers(given)
+    rows = _without_weights(named) or _in_layers(given)
     at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
     if not given.is_worth(at_most) or _are_besides(rows, given):
         return None
@@ -126,6 +128,29 @@ def _sizes_of_layers(timeline: RankTimeline, windows: Windows) -> set[int]:
     counts = [np.bincount(kind[part], minlength=at.size) for part in parts]
     sizes, of_windows = np.unique(calls.bytes[own[at[np.minimum(*counts) >= LAYERS]]], return_counts=True)
     return set(sizes[of_windows == len(windows)].tolist())
+
+
+def _without_weights(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Return these calls but for gathers far larger than activations: what a group both gathers and scatters is those.
+
+    As of weights for a generator or a checkpoint, or of the logits of all tokens: no product of a layer waits for them.
+    What backward gathers, too, is activations, of whatever size.
+    """
+    sizes = [
+        {(row.group, row.bytes) for row in rows if row.op == op and row.bytes is not None}
+        for op in ("all_gather", "reduce_scatter")
+    ]
+    in_backward = {(row.group, row.bytes) for row in rows if row.phase == BACKWARD}
+    activation: dict[str | None, int] = {}
+    for group, size in sizes[0] & sizes[1]:
+        activation[group] = max(activation.get(group, 0), size)
+    return [
+        row
+        for row in rows
+        if row.op != "all_gather"
+        or (row.group, row.bytes) in in_backward
+        or (row.bytes or 0) < LARGER * activation.get(row.group, np.inf)
+    ]
 
 
 def _are_besides(rows: Sequence[CollectiveRow], given: RuleInput) -> bool:

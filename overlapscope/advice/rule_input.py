@@ -16,6 +16,7 @@ from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.collectives import NAMES, NUMBERS, UNKNOWN, CollectiveRow
 from overlapscope.analysis.exposure.fast_calls import transfers_at_most
+from overlapscope.analysis.exposure.message_links import MessageLinks, message_links
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
@@ -130,6 +131,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         most; NONE where no others show it."""
         ranks = [timeline.rank for timeline, _ in self.some_ranks()]
         return transfers_at_most(self.run, ranks, self.transfers, self.arrivals)
+
+    @cached_property
+    def message_links(self) -> MessageLinks:
+        """How fast large messages are between ranks, as far as rules read these."""
+        return message_links((timeline for timeline, _ in self.some_ranks()), LARGE_BYTES)
 
     @cached_property
     def host_work_ns(self) -> Mapping[int, Ints]:

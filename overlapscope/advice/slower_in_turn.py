@@ -2,43 +2,50 @@
 that says so where waiting is not the largest loss."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import MOST_RANKS, WORTH, RuleInput, ms, recommended
+from overlapscope.advice.rule_input import WORTH, RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.exposed_causes import each_causes
-from overlapscope.analysis.per_rank.kernels import LARGER
-from overlapscope.analysis.result import Recommendation, late_waits_ns
-from overlapscope.timeline.columns import COMPUTE, NONE
+from overlapscope.analysis.result import WAITS_ITSELF, Recommendation, late_waits_ns
+from overlapscope.analysis.stragglers.step_kernels import (
+    LongerFamily,
+    OfRank,
+    does_the_same,
+    had_more_work,
+    kernels_of_steps,
+    longer_family,
+)
+from overlapscope.display import list_some
 from overlapscope.timeline.intervals import BusyTime, WindowSets
-from overlapscope.timeline.run import RankTimeline
 
 MOST_OF_IT: Final = 0.5
 """A rank explains a step's waiting that computes longer than its peers by this share of what they wait."""
 IN_STEPS: Final = 0.75
 """Ranks explain it in this share of the steps in which others wait. A choice."""
-FEWEST_STEPS: Final = 3
+ENOUGH_STEPS: Final = 3
+FEWEST_STEPS: Final = 2
+"""Of fewer than `ENOUGH_STEPS` ranks have to be seen to have had more work than their peers, in each: two devices may
+each have been slower once."""
 OF_RANKS: Final = 0.75
 """A step counts that is complete on this share of the ranks: recordings of some may begin or end a step apart."""
-SLOWER_TOO: Final = 0.5
-"""A kernel is slower as its device is if it takes longer than its peers' by this share of what all of them do. A
-choice: those that wait for memory slow down less with a lower clock."""
-ALL_KINDS: Final = 0.85
-"""A device does the same work slower where kernels with this share of the compute time are ..."""
-FEW_KINDS: Final = 0.5
-"""... and other work, where those with less than this share are: attention takes longer on longer documents, on grids
-of the same size, and products of as many tokens do not."""
+ATTENTION: Final = "attention"
+"""As in `FAMILIES`."""
 MOST_STEPS: Final = 8
 """In whose order ranks that are slower in turn are named."""
 CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
 BATCHES: Final = {
     "torch": 'print(rank, step, batch["input_ids"].shape)  # sort samples by length, cap the tokens of a batch'
+}
+LENGTHS: Final = {
+    "torch": "print(rank, step, (lengths**2).sum())  # attention takes the square of each document's length: even out "
+    "this sum over ranks, not only tokens"
 }
 WORDS: Final[Mapping[bool | None, tuple[str, str, Mapping[str, str]]]] = {
     True: ("Find why devices are slower in turn", "does the same work slower", CLOCKS),
@@ -51,17 +58,6 @@ UNSEEN: Final = "that ranks which were not recorded compute no longer than these
 NOT_MARKED: Final = "by the optimizer's kernels: steps are not marked"
 
 
-class _Kernels(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels of a step."""
-
-    counts: Mapping[str, int]
-    """By name."""
-    times_ns: Mapping[str, int]
-    """In all, by name."""
-    blocks: int
-    """In all their grids: the size of their work."""
-
-
 class _Steps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps in which ranks are compared."""
 
@@ -71,6 +67,18 @@ class _Steps(msgspec.Struct, frozen=True, kw_only=True):
     """By rank, then by step, in ns on its own clock; without steps that are cut short."""
     marked: bool = True
     """Whether their marks were recorded; else they are cycles of the optimizer."""
+    in_part: tuple[int, ...] = ()
+    """Those that were recorded in part."""
+
+    @property
+    def cut(self) -> list[int]:
+        """Those that a rank recorded in part, or without their end."""
+        return [step for step in self.of if any(step not in own for own in self.windows.values())]
+
+    @property
+    def ranks_of(self) -> Mapping[int, list[int]]:
+        """By step, the ranks that recorded it."""
+        return {step: list(of) for step, of in self.of.items()}
 
 
 class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +91,12 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
     same_work: bool | None
     """Whether its kernels are as many as its peers', by name, as large, and nearly all slower, in each of these steps;
     None where that is not known."""
+    longer_in: LongerFamily | None
+    """Where they had other work: the one family of kernels that it is in."""
     marked: bool
     """Whether steps are marked; else they are cycles of the optimizer, counted from 0."""
+    in_part: tuple[int, ...]
+    """Steps that were recorded in part."""
     at_most_ns: float
     """How much shorter the mean step, or a recording without marks of steps, gets, at most, if no rank computes longer:
     nor do peers then compute beside calls in which they wait."""
@@ -103,9 +115,23 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
         """Words for the ranks and their steps."""
         steps, ranks = ([str(each) for each in those] for those in (self.rank_of, self.rank_of.values()))
         known_from = "" if self.marked else f", {NOT_MARKED}"
+        known_from += f"; step {list_some(self.in_part)} was recorded in part" if self.in_part else ""
         if len(steps) > MOST_STEPS:
             return f"{rank_list({*self.rank_of.values()})}, in {len(steps)} of {self.steps} steps{known_from}"
         return f"ranks {', '.join(ranks)} in steps {', '.join(steps)}{known_from}"
+
+    @property
+    def which_work(self) -> str:
+        """Words for the kernels that ranks had more work in; empty where these are not of one family."""
+        if self.longer_in is None:
+            return ""
+        own, others = (f"{ms(least)} to {ms(most)}" for least, most in (self.longer_in.ns, self.longer_in.others_ns))
+        return f"; by rank {own} of {self.longer_in.family} in a step, {others} of all other kernels"
+
+    @property
+    def code(self) -> Mapping[str, str]:
+        """What to type."""
+        return LENGTHS if self.longer_in and self.longer_in.family == ATTENTION else WORDS[self.same_work][2]
 
 
 def uneven_steps(given: RuleInput) -> Recommendation | None:
@@ -113,14 +139,15 @@ def uneven_steps(given: RuleInput) -> Recommendation | None:
     found = slower_in_turn(given)
     if found is None or not given.is_worth(found.at_most_ns):
         return None
-    what, does, code = WORDS[found.same_work]
+    what, does, _ = WORDS[found.same_work]
     each = "each step" if len(found.rank_of) == found.steps else f"{len(found.rank_of)} of {found.steps} steps"
     even = f"; even batches save at most {ms(found.evened_ns)}" if found.same_work is None else ""
     return recommended(
         given,
         id="uneven_steps",
-        title=f"{what}: one rank {does} than its peers in {each}, now this one, now that one ({found.where}){even}",
-        apply=code,
+        title=f"{what}: one rank {does} than its peers in {each}, now this one, now that one ({found.where})"
+        f"{found.which_work}{even}",
+        apply=found.code,
         evidence={
             "rank_of_step": {str(step): rank for step, rank in found.rank_of.items()}, "steps": found.steps,
             "same_work": found.same_work,
@@ -142,33 +169,60 @@ def slower_in_turn(given: RuleInput) -> SlowerInTurn | None:
     steps = known.of
     if len(steps) < FEWEST_STEPS:
         return None
-    rank_of, waited, most_of = {}, 0, {}
-    for step, of in steps.items():
-        most = max(of, key=lambda rank: of[rank].compute_ns)
-        peers = [each for rank, each in of.items() if rank != most]
-        longer_ns = of[most].compute_ns - median(each.compute_ns for each in peers)
-        waits_ns = median(each.waits_ns for each in peers)
-        worth = waits_ns >= WORTH * of[most].window_ns
-        waited += worth
-        if worth and longer_ns >= MOST_OF_IT * waits_ns:
-            rank_of[step] = most
-        most_of[step] = most, (waits_ns if step in rank_of else 0)
-    if len(rank_of) < max(IN_STEPS * waited, FEWEST_STEPS) or len(set(rank_of.values())) < 2:
+    most_of = {step: max(of, key=lambda rank: of[rank].compute_ns) for step, of in steps.items()}
+    waits_of = {step: _peers_wait_ns(of, most_of[step]) for step, of in steps.items()}
+    worth = [step for step, of in steps.items() if waits_of[step] >= WORTH * of[most_of[step]].window_ns]
+    rank_of = {
+        step: most_of[step]
+        for step in worth
+        if _as_recorded_ns(steps[step], most_of[step]) >= MOST_OF_IT * waits_of[step]
+    }
+    if len(rank_of) < max(IN_STEPS * len(worth), FEWEST_STEPS) or len(set(rank_of.values())) < 2:
         return None
-    if any(_always(rank, steps) for rank in set(rank_of.values())):
+    few = len(rank_of) < ENOUGH_STEPS or bool(known.in_part)
+    if not few and any(_always(rank, steps) for rank in set(rank_of.values())):
         return None
-    same_work = _do_the_same(given, known, rank_of)
+    ran = kernels_of_steps(given.run, known.windows, sorted(set(rank_of.values())), known.cut if few else ())
+    if few and (ran is None or not _is_seen(known, rank_of, ran)):
+        return None
+    same_work = None if ran is None else does_the_same(ran, known.ranks_of, rank_of)
     figures_of = 1 if known.marked else len(steps)
-    bounds = [max(_longer_ns(steps[step], most), waits_ns) for step, (most, waits_ns) in most_of.items()]
-    evened = [_evened_ns(steps[step], most, waits=step in rank_of) for step, (most, _) in most_of.items()]
+    whole = [step for step in steps if step not in known.in_part]
+    bounds = [max(_longer_ns(steps[step], most_of[step]), waits_of[step] if step in rank_of else 0) for step in whole]
+    evened = [_evened_ns(steps[step], most_of[step], waits=step in rank_of) for step in whole]
     return SlowerInTurn(
         rank_of=rank_of,
-        steps=waited,
+        steps=len(worth),
         same_work=same_work,
+        longer_in=longer_family(ran, rank_of) if ran is not None and same_work is False else None,
         marked=known.marked,
+        in_part=tuple(step for step in known.in_part if step in rank_of),
         at_most_ns=figures_of * fmean(evened if same_work is False else bounds),
         evened_ns=figures_of * fmean(evened),
     )
+
+
+def _is_seen(known: _Steps, rank_of: Mapping[int, int], ran: Mapping[int, OfRank]) -> bool:
+    """Return whether few steps show that what ranks compute differs: in each the rank had more work than its peers,
+    which wait for it while it waits for next to none, and in the others it waits itself, for most of what they do."""
+    peers_wait_ns = {step: _peers_wait_ns(known.of[step], most) for step, most in rank_of.items()}
+    for step, rank in rank_of.items():
+        if known.of[step][rank].waits_ns > WAITS_ITSELF * peers_wait_ns[step]:
+            return False
+        others = [at for at, other in rank_of.items() if other != rank and rank in known.of[at]]
+        if any(known.of[at][rank].waits_ns < MOST_OF_IT * peers_wait_ns[at] for at in others) or not others:
+            return False
+        if not had_more_work(ran, step, rank):
+            return False
+    return True
+
+
+def _peers_wait_ns(of: Mapping[int, "_OfStep"], most: int) -> float:
+    return median(each.waits_ns for rank, each in of.items() if rank != most)
+
+
+def _as_recorded_ns(of: Mapping[int, "_OfStep"], most: int) -> float:
+    return of[most].compute_ns - median(each.compute_ns for rank, each in of.items() if rank != most)
 
 
 def _evened_ns(of: Mapping[int, "_OfStep"], most: int, *, waits: bool) -> float:
@@ -181,11 +235,8 @@ def _evened_ns(of: Mapping[int, "_OfStep"], most: int, *, waits: bool) -> float:
 def _longer_ns(of: Mapping[int, "_OfStep"], most: int) -> float:
     """Return how much longer a rank computes in a step than the median of its peers: as recorded, or without what
     communication beside it slows, whichever is more."""
-    peers = [each for rank, each in of.items() if rank != most]
-    return max(
-        of[most].compute_ns - median(each.compute_ns for each in peers),
-        of[most].alone_ns - median(each.alone_ns for each in peers),
-    )
+    alone_ns = median(each.alone_ns for rank, each in of.items() if rank != most)
+    return max(_as_recorded_ns(of, most), of[most].alone_ns - alone_ns)
 
 
 def _always(rank: int, steps: Mapping[int, Mapping[int, "_OfStep"]]) -> bool:
@@ -230,75 +281,33 @@ def _implied_steps(given: RuleInput) -> _Steps:
 
 
 def _marked_steps(given: RuleInput) -> _Steps:
-    """Return the figures of each rank in each step that is complete on nearly all (`OF_RANKS`)."""
-    of_ranks = {
-        info.rank: {
-            each.step: _OfStep(
-                each.window_ns or 0, each.compute_ns or 0, late_waits_ns(each), each.interference_ns or 0
-            )
-            for each in info.steps
-            if each.complete
+    """Return the figures of each rank in each step that is complete on nearly all (`OF_RANKS`); beside one step alone
+    in those, too, that all recorded in part."""
+    whole, parts = (
+        {
+            info.rank: {
+                each.step: _OfStep(
+                    each.window_ns or 0, each.compute_ns or 0, late_waits_ns(each), each.interference_ns or 0
+                )
+                for each in info.steps
+                if each.complete is complete
+            }
+            for info in given.analysis.ranks
         }
-        for info in given.analysis.ranks
-    }
-    ranks_of = Counter(step for own in of_ranks.values() for step in own)
-    common = sorted(step for step, ranks in ranks_of.items() if ranks >= max(OF_RANKS * len(of_ranks), 2))
+        for complete in (True, False)
+    )
+    of = _common(whole, max(OF_RANKS * len(whole), 2))
+    in_part = _common(parts, len(parts)) if len(of) == 1 else {}
+    added = {step: its for step, its in in_part.items() if not any(step in own for own in whole.values())}
     return _Steps(
-        of={step: {rank: own[step] for rank, own in of_ranks.items() if step in own} for step in common},
+        of=dict(sorted((of | added).items())),
         windows={rank: dict(zip(given.numbers[rank], own, strict=True)) for rank, own in given.windows.items()},
+        in_part=tuple(added),
     )
 
 
-def _do_the_same(given: RuleInput, known: _Steps, rank_of: Mapping[int, int]) -> bool | None:
-    """Return whether each of these ranks ran as many kernels of each name as its peers then did, on no larger grids,
-    nearly all of them slower; False where few are. None between the two, where a grid, or what a peer ran in a step
-    that it recorded completely, is not known, and of many ranks, which are not looked at."""
-    ranks = given.analysis.ranks
-    if len(ranks) > MOST_RANKS:
-        return None
-    ran = {info.rank: _kernels(given, info.rank, known.windows.get(info.rank, {})) for info in ranks}
-    slower: list[float] = []
-    for step, slow in rank_of.items():
-        if step not in known.windows.get(slow, {step}):
-            continue  # it is cut short
-        own = ran[slow].get(step)
-        peers = [each.get(step) for rank, each in ran.items() if rank != slow and rank in known.of[step]]
-        theirs = [each for each in peers if each is not None]
-        if own is None or not theirs or len(theirs) < len(peers):
-            return None
-        larger = own.blocks > LARGER * median(each.blocks for each in theirs)
-        if larger or any(each.counts != own.counts for each in theirs):
-            return False
-        slower.append(_slower_share(own, theirs))
-    if not slower:
-        return None
-    return True if min(slower) >= ALL_KINDS else False if median(slower) < FEW_KINDS else None
-
-
-def _slower_share(own: _Kernels, peers: Sequence[_Kernels]) -> float:
-    """Return the share of the compute time in kernels of names that take longer than the median of the peers'."""
-    usual = {name: median(each.times_ns[name] for each in peers) for name in own.times_ns}
-    all_ns = max(sum(usual.values()), 1)
-    least = 1 + SLOWER_TOO * max(sum(own.times_ns.values()) / all_ns - 1, 0)
-    return sum(ns for name, ns in usual.items() if own.times_ns[name] >= least * ns) / all_ns
-
-
-def _kernels(given: RuleInput, rank: int, windows: Mapping[int, tuple[int, int]]) -> dict[int, _Kernels | None]:
-    """Return the kernels that began in each step of a rank; None without any, or where a grid is not known."""
-    timeline = given.run.ranks[rank].at_hand() if windows else None
-    return {} if timeline is None else {step: _kernels_in(timeline, *window) for step, window in windows.items()}
-
-
-def _kernels_in(timeline: RankTimeline, start_ns: int, end_ns: int) -> _Kernels | None:
-    spans = timeline.spans
-    rows = (spans.kind == COMPUTE) & (spans.start_ns >= start_ns) & (spans.start_ns < end_ns)
-    if not rows.any() or (spans.blocks[rows] == NONE).any():
-        return None
-    codes, at = np.unique(spans.name[rows], return_inverse=True)
-    names = [timeline.name(code) or "" for code in codes.tolist()]
-    lasted = np.bincount(at, spans.end_ns[rows] - spans.start_ns[rows]).astype(np.int64)
-    return _Kernels(
-        counts=dict(zip(names, np.bincount(at).tolist(), strict=True)),
-        times_ns=dict(zip(names, lasted.tolist(), strict=True)),
-        blocks=int(spans.blocks[rows].sum()),
-    )
+def _common(of_ranks: Mapping[int, Mapping[int, "_OfStep"]], fewest: float) -> dict[int, dict[int, "_OfStep"]]:
+    """Return by step, then by rank, the figures of steps that at least so many ranks have."""
+    ranks_of = Counter(step for own in of_ranks.values() for step in own)
+    common = sorted(step for step, ranks in ranks_of.items() if ranks >= fewest)
+    return {step: {rank: own[step] for rank, own in of_ranks.items() if step in own} for step in common}

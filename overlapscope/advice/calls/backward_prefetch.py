@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.advice.calls.binding_calls import AT_ONCE_NS
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
 from overlapscope.advice.job_kind import uses_fsdp1
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
@@ -23,6 +24,8 @@ IN_FORWARD: Final = "in_forward"
 """In the evidence: true where nothing is gathered ahead in forward, too."""
 SOON_NS: Final = 20_000
 """Compute that begins within this time of a call's end had waited for it. A choice: streams need some microseconds."""
+MAIN: Final = 0.9
+"""Least share of a rank's compute that its main stream has. A choice: copies of FSDP beside it take some per cent."""
 MOSTLY: Final = 0.5
 """Least share of large reduce-scatters that such a gather follows. A choice: the last of a step has none."""
 NEARLY_ALL: Final = 0.9
@@ -144,17 +147,31 @@ def _of_units(timeline: RankTimeline, windows: Windows) -> Ints:
 
 def _waiting(timeline: RankTimeline, windows: Windows) -> tuple[float, float]:
     """Return the share of these gathers that begin only after the compute launched before them has ended, though they
-    were launched earlier, and of those that do whenever they were launched; compute begins soon after their end."""
+    were launched earlier, and of those that do whenever they were launched; compute begins soon after their end.
+
+    Compute is that of the main stream: FSDP's copies of gradients run beside gathers. None are late without such a one.
+    """
     calls, spans, rows = timeline.collectives, timeline.spans, _of_units(timeline, windows)
-    compute = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    compute = _of_main_stream(timeline)
+    compute = compute[spans.launch_ns[compute] != NONE]
     compute = compute[np.argsort(spans.launch_ns[compute], kind="stable")]
     before = np.searchsorted(spans.launch_ns[compute], calls.launch_ns[rows])
     ended = np.append(NONE, np.maximum.accumulate(spans.end_ns[compute]))[before]
     begins = np.append(np.sort(spans.start_ns[compute]), np.iinfo(np.int64).max)
     end = calls.end_ns[rows]
     follows = begins[np.searchsorted(begins[:-1], end - SOON_NS)] - end <= SOON_NS
-    after = (calls.start_ns[rows] >= ended) & (ended != NONE) & follows
+    after = (calls.start_ns[rows] >= ended - AT_ONCE_NS) & (ended != NONE) & follows
     return float((after & (calls.launch_ns[rows] < ended)).mean()), float(after.mean())
+
+
+def _of_main_stream(timeline: RankTimeline) -> Ints:
+    """Return the rows of the compute on the stream that nearly all is on; none where it is spread over several."""
+    spans = timeline.spans
+    rows = np.flatnonzero(spans.kind == COMPUTE)
+    lane_ns = np.bincount(spans.lane[rows], spans.end_ns[rows] - spans.start_ns[rows], 1)
+    main = lane_ns.argmax()
+    found: Ints = rows[(spans.lane[rows] == main) & (lane_ns[main] >= MAIN * lane_ns.sum())]
+    return found
 
 
 def _is_fsdp(given: RuleInput) -> bool:

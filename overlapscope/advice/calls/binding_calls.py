@@ -17,6 +17,9 @@ from overlapscope.timeline.run import RankTimeline
 DIRECTLY_NS: Final = 20_000
 """A call stands behind another one if it begins so soon after its end, and so does compute that waits for it. A choice:
 twice a launch."""
+AT_ONCE_NS: Final = 2_000
+"""Events of one device that are no further apart are in either order: a stream is seen to begin some 100 ns before the
+end that it waited for, and many profilers write whole microseconds."""
 
 
 def ends_with(timeline: RankTimeline, own: Flags, exposed: Intervals) -> Intervals:
@@ -26,16 +29,16 @@ def ends_with(timeline: RankTimeline, own: Flags, exposed: Intervals) -> Interva
     rows = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
     rows = rows[sort_order(calls.end_ns[rows])]
     ends = calls.end_ns[rows]
-    before = np.searchsorted(ends, calls.start_ns[rows], side="right") - 1
     at = np.arange(rows.size)
-    follows = (before >= 0) & (calls.start_ns[rows] - ends[np.maximum(before, 0)] <= DIRECTLY_NS) & (before < at)
+    before = np.minimum(np.searchsorted(ends, calls.start_ns[rows] + AT_ONCE_NS, side="right"), at) - 1
+    follows = (before >= 0) & (calls.start_ns[rows] - ends[np.maximum(before, 0)] <= DIRECTLY_NS)
     before = np.where(follows, before, at)
     leads = own[rows]
     # By doubling: whether any of the calls back to the first of a row is its own.
     while not np.array_equal(before, further := before[before]):
         leads, before = leads | leads[before], further
     counts = np.append(0, np.cumsum(leads | leads[before]))
-    first, last = (np.searchsorted(ends, exposed.ends + shift, side="right") for shift in (-DIRECTLY_NS, 0))
+    first, last = (np.searchsorted(ends, exposed.ends + shift, side="right") for shift in (-DIRECTLY_NS, AT_ONCE_NS))
     chosen = (first == last) | (counts[last] > counts[first])
     return Intervals(exposed.starts[chosen], exposed.ends[chosen])
 

@@ -64,8 +64,10 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Duration of the single call that has most of the exposed time of these, as a finding names it; None without
     one."""
     busbw_gbs: tuple[float, float] | None
-    """Of the slower and of the faster steps, where these differ by `OTHER_RATES`, else the usual one twice; None of
-    small calls, whose latency it would be."""
+    """Of the slower and of the faster steps, or ranks, where these differ by `OTHER_RATES`, else the usual one twice;
+    None of small calls, whose latency it would be."""
+    differs_by: str
+    """What these rates are of: steps, ranks, or both; empty where they are one."""
     at_least: bool
     """Whether times hold waiting."""
 
@@ -87,8 +89,8 @@ class DominantCalls(msgspec.Struct, frozen=True, kw_only=True):
         """Return how fast they are, with words on the bus's ranks; empty where that is not known."""
         if self.busbw_gbs is None:
             return ""
-        by_step = ", by step" * (self.busbw_gbs[0] < self.busbw_gbs[1])
-        return f"{'at least ' * self.at_least}{gbs_words(self.busbw_gbs)} on the bus{over}{by_step}"
+        differs = f", by {self.differs_by}" * (self.busbw_gbs[0] < self.busbw_gbs[1])
+        return f"{'at least ' * self.at_least}{gbs_words(self.busbw_gbs)} on the bus{over}{differs}"
 
 
 def gbs_words(rates_gbs: tuple[float, float]) -> str:
@@ -114,7 +116,9 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
     moved = sum((row.bytes or 0) * row.count for row in heavy)
     took = sum((row.transfer_ns_median or 0) * row.count for row in heavy)
     sizes = [row.bytes or 0 for row in heavy]
-    known = group_size is not None and took > 0 and min(sizes) >= LARGE_BYTES
+    rates, by = None, ""
+    if group_size is not None and took > 0 and min(sizes) >= LARGE_BYTES:
+        rates, by = _rates_of(given, most, sizes, moved / took * bus_factor(op, group_size))
     return DominantCalls(
         op=op,
         dimension=dimension,
@@ -124,9 +128,8 @@ def dominant_calls(given: RuleInput) -> DominantCalls | None:
         calls=_calls_a_step(given, heavy),
         largest=_largest(given, heavy, sum(exposed.values())),
         longest_ns=_longest_ns(given, heavy, exposed[most]),
-        busbw_gbs=_by_step(given, most, sizes, moved / took * bus_factor(op, group_size))
-        if known and group_size is not None
-        else None,
+        busbw_gbs=rates,
+        differs_by=by,
         at_least=any(row.estimate == "upper_bound" for row in heavy),
     )
 
@@ -161,25 +164,33 @@ def _longest_ns(given: RuleInput, rows: Sequence[CollectiveRow], exposed_ns: flo
     return None
 
 
-def _by_step(
+def _rates_of(
     given: RuleInput, kind: tuple[str, str | None, int | None], sizes: Sequence[int], usual_gbs: float
-) -> tuple[float, float]:
-    """Return the rates of calls of a kind and these sizes in the slower and in the faster steps, without a tenth at
-    either end, where they differ by `OTHER_RATES`; else the usual one twice."""
-    rates = []
+) -> tuple[tuple[float, float], str]:
+    """Return the slower and the faster rates of calls of a kind and these sizes, without a tenth at either end, where
+    they differ by `OTHER_RATES`, and by what they do: steps, in the median over ranks; else ranks, in the median over
+    steps; else both. Where they do not differ, return the usual rate twice."""
+    found: list[tuple[Ints, Floats]] = []
     for timeline, windows in given.some_ranks() if given.per == "step" else ():
         calls, transfer_ns = timeline.collectives, given.transfers[timeline.rank].transfer_ns
-        own = _of_kind(timeline, _sized(timeline, windows, LARGE_BYTES), *kind)
+        own = _of_kind(timeline, sized_calls(timeline, windows, LARGE_BYTES), *kind)
         own = own[np.isin(calls.bytes[own], sizes)]
         took = np.where(transfer_ns[own] == NONE, calls.end_ns[own] - calls.start_ns[own], transfer_ns[own])
         step = window_of(windows, calls.start_ns[own])
-        moved, lasted = (np.bincount(step, each, len(windows)) for each in (_bus_bytes(timeline, own), took))
-        rates.append(moved[lasted > 0] / lasted[lasted > 0])
-    every = np.concatenate([np.zeros(0), *rates])
-    if not every.size:
-        return usual_gbs, usual_gbs
-    low, high = np.quantile(every, [FEW, 1 - FEW], method="nearest").tolist()
-    return (low, high) if high >= OTHER_RATES * low else (usual_gbs, usual_gbs)
+        moved, lasted = (np.bincount(step, each, len(windows)) for each in (bytes_on_bus(timeline, own), took))
+        has = np.flatnonzero(lasted > 0)
+        if has.size:
+            found.append((np.array(given.numbers[timeline.rank])[has], moved[has] / lasted[has]))
+    if not found:
+        return (usual_gbs, usual_gbs), ""
+    steps, rates = map(np.concatenate, zip(*found, strict=True))
+    by_step = np.array([np.median(rates[steps == each]) for each in values_in(steps).tolist()])
+    by_rank = np.array([np.median(own) for _, own in found])
+    for by, values in ("step", by_step), ("rank", by_rank), ("rank and step", rates):
+        low, high = np.quantile(values, [FEW, 1 - FEW], method="nearest").tolist()
+        if high >= OTHER_RATES * low:
+            return (low, high), by
+    return (usual_gbs, usual_gbs), ""
 
 
 def _of_kind(timeline: RankTimeline, rows: Ints, op: str, dimension: str | None, group_size: int | None) -> Ints:
@@ -281,7 +292,7 @@ def _spread(values: Floats) -> float:
 def _large_calls(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Calls:
     calls, compute = timeline.collectives, BusyTime(given.coverage[timeline.rank].compute)
     exposed = exposed_of_calls_ns(given, timeline, windows)
-    own = _sized(timeline, windows, LARGE_BYTES)
+    own = sized_calls(timeline, windows, LARGE_BYTES)
     own = own[sort_order(calls.group[own], calls.start_ns[own])]
     group, start = calls.group[own], calls.start_ns[own]
     follows = np.append(False, group[1:] == group[:-1])[: own.size]
@@ -289,7 +300,7 @@ def _large_calls(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
     named = [rows_named(calls.op[own], timeline.names, each.__eq__) for each in SIZED]
     return _Calls(
         op=np.argmax(named, axis=0),
-        bus_bytes=_bus_bytes(timeline, own),
+        bus_bytes=bytes_on_bus(timeline, own),
         lasted_ns=calls.end_ns[own] - start,
         exposed_ns=exposed[own],
         computed_ns=compute.within(before, start),
@@ -313,18 +324,18 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
     if dominant is None or not given.run_has_device or dominant.least_bytes < SOCKET_BYTES:
         return None
     hosts = {each.rank: each.host for each in given.analysis.ranks}
-    devices = {rank: _devices(own) for rank, own in given.run.ranks.items()} if None in hosts.values() else {}
+    devices = {rank: devices_of(own) for rank, own in given.run.ranks.items()} if None in hosts.values() else {}
     rates, certain = [], True
     for timeline, windows in given.some_ranks():
         calls = timeline.collectives
-        own = _sized(timeline, windows, SOCKET_BYTES)
+        own = sized_calls(timeline, windows, SOCKET_BYTES)
         own = _of_kind(timeline, own, dominant.op, dominant.dimension, dominant.group_size)
         groups = {timeline.name(code) for code in values_in(calls.group[own]).tolist()}
         spans = [_spans_hosts(given, group, hosts, devices) for group in groups]
         if False in spans:
             return None
         certain &= None not in spans
-        rates.append(_bus_bytes(timeline, own) / np.maximum(calls.end_ns[own] - calls.start_ns[own], 1))
+        rates.append(bytes_on_bus(timeline, own) / np.maximum(calls.end_ns[own] - calls.start_ns[own], 1))
     every = np.concatenate([np.zeros(0), *rates])
     fastest = float(every.max(initial=0))
     return (fastest, every.size, certain) if every.size >= LIKE_CALLS and fastest < SOCKET_GBS else None
@@ -351,14 +362,14 @@ def _share_devices(members: Sequence[int], devices: Mapping[int, Collection[str]
     return len(set().union(*devices.values())) > 1 and max(times.values(), default=0) > 1
 
 
-def _devices(timeline: RankTimeline) -> set[str]:
+def devices_of(timeline: RankTimeline) -> set[str]:
     """Return the number of the device that a rank uses, as the source writes it; several, or none, say nothing."""
     lanes = timeline.lanes
     found = {timeline.names[code] for code in lanes.process[lanes.kind == DEVICE].tolist() if code >= 0}
     return found if len(found) == 1 else set()
 
 
-def _sized(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:
+def sized_calls(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:
     """Return the calls in the windows that are as large, or larger, with times and a group whose size is known."""
     calls = timeline.collectives
     rows = rows_named(calls.op, timeline.names, SIZED.__contains__) & (calls.bytes >= least_bytes)
@@ -366,7 +377,7 @@ def _sized(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:
     return np.flatnonzero(rows & (window_of(windows, calls.start_ns) != NONE))
 
 
-def _bus_bytes(timeline: RankTimeline, rows: Ints) -> Floats:
+def bytes_on_bus(timeline: RankTimeline, rows: Ints) -> Floats:
     """Return what each call moves on a link, as nccl-tests count it."""
     calls = timeline.collectives
     kind, first = factorize_rows([calls.op[rows], calls.group_size[rows]])

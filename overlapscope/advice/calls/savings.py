@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.calls.binding_calls import DIRECTLY_NS, saved_of, streams_of_calls
+from overlapscope.advice.calls.message_rates import at_most_by_messages_ns
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, time_of
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_QUANTILE
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -39,14 +40,14 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 def transferring(given: RuleInput, timeline: RankTimeline) -> Transferring:
     """Return from when on calls of a rank transfer: once the last recorded member has come; where others were not
-    recorded, for at most as long as `transfers_at_most` says."""
+    recorded, for at most as long as `transfers_at_most` says, and messages between them."""
     calls = timeline.collectives
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
     since = since_ns(timeline, given.arrivals[timeline.rank])
     known = given.transfers[timeline.rank].transfer_ns != NONE
-    at_most = given.transfers_at_most_ns[timeline.rank]
-    rows = np.flatnonzero(timed & ~known & (at_most != NONE))
-    since[rows] = np.maximum(since[rows], calls.end_ns[rows] - at_most[rows])
+    for at_most in (given.transfers_at_most_ns[timeline.rank], at_most_by_messages_ns(given, timeline)):
+        rows = np.flatnonzero(timed & ~known & (at_most != NONE))
+        since[rows] = np.maximum(since[rows], calls.end_ns[rows] - at_most[rows])
     return Transferring(since_ns=np.where(timed, since, NONE), known=known)
 
 
@@ -61,6 +62,12 @@ def kept_by_hosts(given: RuleInput, at_most_ns: float) -> list[str]:
     if at_most_ns < given.host_free_ns:
         return []
     return [f"that hosts work as long as recorded, which leaves {ms(given.host_free_ns)} of a {given.per}"]
+
+
+def of_read_ranks(given: RuleInput) -> list[str]:
+    """Return what is assumed of the rank that saves most, where rules do not read all ranks; else nothing."""
+    read, every = sum(1 for _ in given.some_ranks()), len(given.windows)
+    return [f"that no rank saves more than the {read} of {every} that were read"] if read < every else []
 
 
 def saved_without_ns(given: RuleInput, rows: Iterable[CollectiveRow]) -> float:

@@ -2,13 +2,21 @@
 what is sent."""
 
 import re
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.calls.savings import faster_beside_half_ns, moving_ns, saved_by_half_ns, transferring
+from overlapscope.advice.calls.savings import (
+    faster_beside_half_ns,
+    moving_ns,
+    of_read_ranks,
+    saved_by_half_ns,
+    transferring,
+)
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of
 from overlapscope.advice.setting_code import HOOK
 from overlapscope.analysis.exposure.longer_than_like import LONGER
@@ -41,6 +49,8 @@ LESS_TO_COPY: Final = 1 / 3
 LONG_NS: Final = 200_000
 """A call of unknown size that transfers for as long is no small one. A choice: some times NCCL's latency."""
 MOSTLY: Final = 0.5
+APART: Final = 1.5
+"""Ranks of which one exposes so many times what another does have no figure in common. A choice."""
 UNSPLIT: Final = (
     f"that those whose wait is not known transfer at most {LONGER} times as long as the fast ones of their size: where "
     "these wait, too, the bound holds waiting"
@@ -85,11 +95,12 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
     if given.job.serves or not given.run_has_device:
         return None
     each = [_sent(given, timeline, windows) for timeline, windows in given.some_at_hand()]
-    some = [one for one in each if one.took_ns]
-    sent, bus, exposed, saved, faster, copied, took = (
-        sum(getattr(one, part) for one in some) / max(len(each), 1)
-        for part in ("bytes", "bus_bytes", "exposed_ns", "saved_ns", "faster_ns", "copied_ns", "took_ns")
+    some = [one for one in each if one.took_ns]  # others, as of other stages, reduce nothing that 16 bits would halve
+    sent, bus, took = (
+        sum(getattr(one, part) for one in some) / max(len(some), 1) for part in ("bytes", "bus_bytes", "took_ns")
     )
+    # Of a mean this is no bound: ranks that only wait in other calls for those that save have little of it.
+    saved = max((one.saved_ns for one in some), default=0.0)
     if not given.is_worth(saved) or not _computes_in_sixteen(given):
         return None
     split = all(one.split for one in some)
@@ -105,19 +116,28 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
         given,
         id="sixteen_bit_gradients",
         title=f"Try to send 16-bit gradients: {reduces} while matrix products are computed in 16 bits, and "
-        f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed; this changes numerics, so compare the loss",
-        at_most_ns=saved + faster + copied,
+        f"{_exposed_words(given, [one.exposed_ns for one in some])}; this changes numerics, so compare the loss",
+        at_most_ns=max(one.saved_ns + one.faster_ns + one.copied_ns for one in some),
         loss_ns=round(saved),
         apply=HOROVOD if "horovod" in given.job.frameworks else APPLY,
         evidence=({"bytes": round(sent), "busbw_gbs": bus / took} if sent else {})
-        | {"exposed_ns": round(exposed), "transfer_ns": round(took)},
+        | {"exposed_ns": round(fmean(one.exposed_ns for one in some)), "transfer_ns": round(took)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
             "that calls take half as long with half of the bytes, and others no less: the gain is an upper bound",
             *([] if split else [UNSPLIT]),
+            *of_read_ranks(given),
         ],
     )
     return replace(found, changes_numerics=True)
+
+
+def _exposed_words(given: RuleInput, of_ranks_ns: Sequence[float]) -> str:
+    """Return how much is exposed in the mean over ranks, or where they differ, from the least to the most."""
+    low, high = min(of_ranks_ns), max(of_ranks_ns)
+    apart = high >= APART * low
+    much = f"{ms(low)} to {ms(high)}" if apart else ms(fmean(of_ranks_ns))
+    return f"{much} of a {ms(given.step_ns)} {given.per} are exposed{', by rank' * apart}"
 
 
 def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:

@@ -11,6 +11,7 @@ import numpy as np
 from overlapscope.advice.compute.copy_kernels import casts, copies_as_they_are
 from overlapscope.advice.losses.gradient_accumulation import outside_model
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import (
@@ -22,7 +23,7 @@ from overlapscope.analysis.per_rank.kernel_families import (
     family_times,
 )
 from overlapscope.analysis.per_rank.kernels import KernelTotals
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.intervals import intersection, length, union
@@ -103,6 +104,17 @@ def compute_decides(figures: Headline) -> bool:
     """Return whether less than `LITTLE_LOST` of a step is exposed communication or idle."""
     lost_ns = (figures.exposed_comm_ns or 0) + (figures.idle_ns or 0)
     return bool(figures.step_ns and figures.compute_only_ns and lost_ns < LITTLE_LOST * figures.step_ns)
+
+
+def loses_elsewhere(analysis: Analysis) -> bool:
+    """Return whether more than a little is lost that complete steps do not show: the job's step is longer than its
+    ranks' own windows, or the recordings' exposed communication, mean over ranks, is more of them."""
+    head = analysis.headline
+    if head.steps_by == "job_step" and (head.outside_ns or 0) >= LITTLE_LOST * (head.step_ns or 0) > 0:
+        return True
+    whole = [each.whole for each in analysis.ranks if each.rank in head.ranks]
+    exposed_ns = sum((each.exposed_comm_ns or 0) - each.causes.get(START_OF_RECORDING, 0) for each in whole)
+    return exposed_ns >= LITTLE_LOST * sum(each.window_ns or 0 for each in whole) > 0
 
 
 def _nothing_else_decides(figures: Headline) -> bool:

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.losses.exposed_calls import REDUCE
+from overlapscope.advice.losses.exposed_calls import REDUCE, follow_optimizer
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, window_of
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, FORWARD
@@ -69,12 +69,12 @@ def of_gradients_after_backward(given: RuleInput) -> str | None:
 
 
 def _rows(timeline: RankTimeline, windows: Windows, compute: BusyTime, exposed: BusyTime, *, marked: bool) -> _Rows:
-    """Return the rows of reductions of a rank that no forward or backward launches; `marked` tells whether each window
-    is a step."""
+    """Return the rows of reductions of a rank that no forward or backward launches, nor anything after the optimizer of
+    their step: these are no gradients of it. `marked` tells whether each window is a step."""
     calls, names = timeline.collectives, timeline.names
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    within = rows_named(calls.phase, names, lambda phase: phase in (FORWARD, BACKWARD))
-    own = np.flatnonzero(timed & rows_named(calls.op, names, REDUCE.__contains__) & ~within)
+    elsewhere = rows_named(calls.phase, names, lambda phase: phase in (FORWARD, BACKWARD)) | follow_optimizer(timeline)
+    own = np.flatnonzero(timed & rows_named(calls.op, names, REDUCE.__contains__) & ~elsewhere)
     window = window_of(windows, calls.start_ns[own])
     own, window = own[window != NONE], window[window != NONE]
     group, _ = factorize_rows([calls.group[own], window])

@@ -7,10 +7,12 @@ import numpy as np
 
 from overlapscope.advice.calls.call_rates import ALIKE, MOST_ALIKE, OTHER_SIZES, exposed_of_calls_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of, window_of
+from overlapscope.analysis.common.user_ranges import innermost_told
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
 from overlapscope.analysis.graph.building.stream_waits import WAITS_FOR_EVENT
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
-from overlapscope.timeline.columns import COMM, NONE, RUNTIME, Flags, Ints
+from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, RUNTIME, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.lazy_host_spans import select_host_spans
@@ -34,16 +36,70 @@ def average_parameters(given: RuleInput) -> bool:
     parameters (local SGD)."""
     averaged = every = 0
     for timeline, windows in given.some_at_hand():
-        calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
+        exposed = exposed_of_calls_ns(given, timeline, windows)
         every += int(exposed.sum())
-        last = _follow_optimizer(timeline) & (exposed > 0)
-        if unique(calls.step[last]).size < len(windows):
-            averaged += int(exposed[last].sum())
+        averaged += int(exposed[_averages(timeline, windows, exposed)].sum())
     return every > 0 and averaged > MOSTLY * every
 
 
-def _follow_optimizer(timeline: RankTimeline) -> Flags:
-    """Return which calls were launched after the last optimizer of their step."""
+def _averages(timeline: RankTimeline, windows: Windows, exposed_ns: Ints) -> Ints:
+    """Return the exposed calls that follow the optimizer, where they do so in some steps alone."""
+    rows = np.flatnonzero(follow_optimizer(timeline) & (exposed_ns > 0))
+    return rows if unique(timeline.collectives.step[rows]).size < len(windows) else rows[:0]
+
+
+def reduce_after_optimizer(given: RuleInput) -> bool:
+    """Return whether most exposed time is of large reductions that follow the optimizer: no gradients of their step."""
+    own_ns = every = 0
+    for timeline, windows in given.some_at_hand():
+        exposed = exposed_of_calls_ns(given, timeline, windows)
+        every += int(exposed.sum())
+        own_ns += int(exposed[_reductions_after(timeline)].sum())
+    return every > 0 and own_ns > MOSTLY * every
+
+
+def _reductions_after(timeline: RankTimeline) -> Ints:
+    """Return the large reductions that follow the optimizer."""
+    calls = timeline.collectives
+    reduces = rows_named(calls.op, timeline.names, REDUCE.__contains__)
+    return np.flatnonzero(reduces & (calls.bytes >= LARGE_BYTES) & follow_optimizer(timeline))
+
+
+def range_after_optimizer(given: RuleInput, *, averages: bool) -> str | None:
+    """Return the name of the range, of the user or a framework, that launches most of the exposed time of the calls
+    after the optimizer: of `averages`, or of large reductions. None where most of it is launched in none."""
+    by_name: dict[str | None, int] = {}
+    for timeline, windows in given.some_at_hand():
+        exposed = exposed_of_calls_ns(given, timeline, windows)
+        rows = _averages(timeline, windows, exposed) if averages else _reductions_after(timeline)
+        around = innermost_told(timeline, _launching_lanes(timeline, rows), launch_times(timeline, rows))
+        for row, ns in zip(around.tolist(), exposed[rows].tolist(), strict=True):
+            name = None if row == NONE else timeline.name(int(timeline.annotations.name[row]))
+            by_name[name] = by_name.get(name, 0) + ns
+    return max(by_name, key=by_name.__getitem__, default=None)
+
+
+def _launching_lanes(timeline: RankTimeline, rows: Ints) -> Ints:
+    """Return the thread that launched each of these calls; where no call of the runtime shows it, the one thread that
+    has ranges, and NONE where several have."""
+    spans, threads = timeline.spans, unique(timeline.annotations.lane)
+    lanes = np.full(timeline.collectives.op.size, threads[0] if threads.size == 1 else NONE)
+    try:
+        host = select_host_spans(timeline.host, (RUNTIME,))
+    except HostEventsError:  # the other figures of the rank do not need them
+        return lanes[rows]
+    launched = np.flatnonzero((spans.collective != NONE) & (spans.correlation != NONE))
+    order = np.argsort(host.correlation, kind="stable")
+    at = np.searchsorted(host.correlation[order], spans.correlation[launched])
+    found = np.append(order, 0)[at]
+    known = np.append(host.correlation[order], NONE)[at] == spans.correlation[launched]
+    lanes[spans.collective[launched[known]]] = host.lane[found[known]]
+    return lanes[rows]
+
+
+def follow_optimizer(timeline: RankTimeline) -> Flags:
+    """Return which calls were launched after the last optimizer of their step, without most of its compute between
+    them: in steps whose marks begin after backward, gradients follow that. None where no optimizer is marked."""
     calls, steps = timeline.collectives, timeline.steps
     launch = launch_times(timeline, np.arange(calls.op.size))
     step = np.searchsorted(steps.start_ns, launch, side="right") - 1
@@ -53,7 +109,20 @@ def _follow_optimizer(timeline: RankTimeline) -> Flags:
     before = np.append(NONE, ended)[np.searchsorted(ended, launch, side="right")]
     after = np.append(begun, LATEST)[np.searchsorted(begun, launch)]
     begin, end = steps.start_ns[step], steps.end_ns[step]
-    return np.asarray((step >= 0) & (launch < end) & (before >= begin) & (after >= end), np.bool_)
+    follows = (step >= 0) & (launch < end) & (before >= begin) & (after >= end)
+    most = 2 * _compute_launched(timeline, before, launch) > _compute_launched(timeline, begin, end)
+    return np.asarray(follows & ~most, np.bool_)
+
+
+def _compute_launched(timeline: RankTimeline, begin_ns: Ints, end_ns: Ints) -> Ints:
+    """Return how long the compute lasts that was launched in each of these times on the host, in ns."""
+    spans = timeline.spans
+    rows = np.flatnonzero(spans.kind == COMPUTE)
+    launch = np.where(spans.launch_ns[rows] == NONE, spans.start_ns[rows], spans.launch_ns[rows])
+    order = np.argsort(launch, kind="stable")
+    until = np.append(0, np.cumsum((spans.end_ns - spans.start_ns)[rows[order]]))
+    at = np.searchsorted(launch[order], np.stack((begin_ns, end_ns)))
+    return np.asarray(until[at[1]] - until[at[0]], np.int64)
 
 
 def go_beside_backward(given: RuleInput) -> bool:

@@ -25,6 +25,8 @@ from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import percent_text
 
 MOST_OPS: Final = 3
+NAMED: Final = 0.05
+"""Least share of the exposed time of an operation that is named. A choice."""
 LATE_WAITS: Final = "late_waits_ns"
 """In the evidence: waiting that another recommendation names, which the loss does not hold."""
 ONE_WAITS: Final = 0.1
@@ -46,7 +48,7 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     ns: int
     left_out_ns: int
-    """What lies before all ranks were recorded, which `ns` does not hold."""
+    """What is due to the start of the recording, which `ns` does not hold."""
     late_ns: int
     """Waiting for late ranks that another recommendation names, which `ns` does not hold."""
     before: str
@@ -192,7 +194,8 @@ def _by_op(given: RuleInput) -> dict[str, int]:
     """Return the exposed time of the operations that have most of it, the largest first, in ns of a step."""
     rows = given.analysis.collectives
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
-    ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
+    least = max(NAMED * sum(by_op.values()), 1)
+    ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op] >= least][:MOST_OPS]
     return {op: by_op[op] for op in ops}
 
 
@@ -207,7 +210,7 @@ def _title(
 ) -> str:
     # Which calls the time is of is known with their waiting alone.
     which = [calls.which or ", ".join(ops)] if ops and not loss.late_ns else []
-    which += [f"without {ms(loss.left_out_ns)} before all ranks were recorded"] if loss.left_out_ns else []
+    which += [f"without {ms(loss.left_out_ns)} at the start of the recording"] if loss.left_out_ns else []
     of_ops = f" ({'; '.join(which)})" if which else ""
     besides = " besides waiting for late ranks" if loss.late_ns else ""
     who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause) or _unseen(calls.slower)

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
-from overlapscope.advice.late_rank import LONGER_COMPUTE_NS
+from overlapscope.advice.late_rank import LONGER_COMPUTE_NS, OWN_IDLE_NS
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
@@ -39,8 +39,8 @@ OF_EXPOSED: Final = frozenset({
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
     {
-        "launch_bound", "blocking_launches", "host_pauses", "data_loading", "garbage_collection", "blocking_calls",
-        "allocator_churn", "shared_cores",
+        "launch_bound", "blocking_launches", "host_pauses", "host_operation", "data_loading", "garbage_collection",
+        "blocking_calls", "allocator_churn", "shared_cores",
     }
 )  # fmt: skip
 """Recommendations that address idle time."""
@@ -88,19 +88,23 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     few = few_communicate(given.analysis.headline)
     if few is not None:  # medians hide it, or lie between the two kinds of steps
         exposed = max(exposed, round(few.exposed_comm_ns))
-    idle = _idle_ns(given)
+    own_idle = {each.id: each.evidence.get(OWN_IDLE_NS, 0) for each in found}
+    late_idle = round(sum(per_step(each, own_idle[each.id], given.steps) for each in found))
+    late_idle = min(late_idle, _idle_ns(given))
+    idle = _idle_ns(given) - late_idle  # a straggler idles longer while others wait for it: that is one loss
     gaps = gaps_ns(given.analysis)
     of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
     beside = gaps if gaps >= FEW_GAPS * (idle + gaps) else 0
     steps = {given.per: 1, "recording": max(given.steps, 1)}
-    lost = [(each.id, (each.loss_ns or 0) / steps.get(each.per, 1)) for each in found]
+    lost = [(each.id, ((each.loss_ns or 0) - own_idle[each.id]) / steps.get(each.per, 1)) for each in found]
     # Where another recommendation names idle time, with these gaps, what is exposed is left to name.
     # What compute could run beside, without waits of the host, is exposed, and not idle.
     awaited = sum(each.evidence.get(AWAITED_NS, 0) for each in found if each.id == "blocking_calls")
-    of_idle = sum(ns for name, ns in lost if name in OF_IDLE) - awaited + _of_bursts_ns(given, found)
+    names_idle = OF_IDLE - {each.id for each in found if _is_before_kernels(each)}
+    of_idle = sum(ns for name, ns in lost if name in names_idle) - awaited + _of_bursts_ns(given, found)
     is_named = of_idle >= ADDRESSED * (idle + beside) > 0
     of_exposed |= exposed >= idle and is_named
-    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, OF_IDLE)
+    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, names_idle)
     others = max((ns for _, ns in lost), default=0)
     addressed = sum(ns for name, ns in lost if name in named) + awaited if of_exposed else of_idle
     outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
@@ -117,12 +121,18 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
     is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why
     if not of_exposed:
-        return _idle(given, idle, beside, is_largest=is_largest, compute=compute)
+        return _idle(given, idle + late_idle, beside, late_idle, is_largest=is_largest, compute=compute)
     waits_ns = min(waits_or_longer_compute_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
+
+
+def _is_before_kernels(each: Recommendation) -> bool:
+    """Return whether it is of pauses of hosts before the first kernel, which no step's idle time holds."""
+    found = each.evidence
+    return each.id == "host_pauses" and bool(found.get("steps")) and found.get("device_step") is None
 
 
 def _of_bursts_ns(given: RuleInput, found: Sequence[Recommendation]) -> int:
@@ -311,7 +321,10 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
-def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, compute: str) -> Recommendation:
+def _idle(
+    given: RuleInput, idle: int, gaps_ns: int, late_idle: int, *, is_largest: bool, compute: str
+) -> Recommendation:
+    """`late_idle` is what a straggler idles longer than others, which another recommendation counts."""
     reasons = {each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None}
     largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
     largest = _of_little(given, largest, compute)
@@ -321,8 +334,9 @@ def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, comput
         late = _not_launched(given, gaps_ns)
         words, shown = f"gaps between kernels beside communication take {ms(gaps_ns)} of {step}{late}", None
     else:
-        of_it, gaps = _of_idle(given, idle)
-        words = f"{_beside(given, gaps_ns)}the device is idle for {ms(idle)} of {step}{of_it}"
+        of_it, gaps = _of_idle(given, idle, late_idle)
+        longer = f", {ms(late_idle)} of it as a late rank idles longer" if late_idle else ""
+        words = f"{_beside(given, gaps_ns)}the device is idle for {ms(idle)} of {step}{longer}{of_it}"
         shown = host_time(given, *OF_HOSTS).shown_by
         evidence |= {} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}
     return recommended(
@@ -330,7 +344,7 @@ def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, comput
         id="idle_device",
         title=f"{largest}{words}",
         verdict="look",
-        loss_ns=gaps_ns if only_gaps else idle + gaps_ns,
+        loss_ns=gaps_ns if only_gaps else idle + gaps_ns - late_idle,
         apply={"torch": RECORD} if "no_host_events" in reasons else {},
         evidence=evidence | {"gaps_beside_communication_ns": gaps_ns},
         shown_by=shown,
@@ -340,18 +354,21 @@ def _idle(given: RuleInput, idle: int, gaps_ns: int, *, is_largest: bool, comput
     )
 
 
-def _of_idle(given: RuleInput, idle: int) -> tuple[str, IdleGaps | None]:
-    """Return words for the largest cause of idle time, and the gaps, where nothing of the host is known."""
+def _of_idle(given: RuleInput, idle: int, late_idle: int) -> tuple[str, IdleGaps | None]:
+    """Return words for the largest cause of idle time, and the gaps, where nothing of the host is known; of `late_idle`
+    it is known that a late rank idles longer."""
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     causes = [each for each in given.figures.idle_causes.items() if each[0] != BEGUN_APART or not _unrecorded_ns(given)]
     cause, ns = max(causes, key=lambda each: each[1], default=("unknown", idle))
+    same = ", in part the same" if cause != "unknown" and late_idle > idle - ns else ""
+    ns = min(ns, idle - late_idle) if cause == "unknown" else ns
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:
         # What the host did is not known; how its pauses are distributed is.
         unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
         return f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}", gaps
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
-    return f", {ms(ns)} of it: {idle_label(cause)}{why or blocker_words(given, idle)}", None
+    return f", {ms(ns)} of it{same}: {idle_label(cause)}{why or blocker_words(given, idle)}", None
 
 
 def _beside(given: RuleInput, gaps_ns: int) -> str:

@@ -5,6 +5,7 @@ from typing import Final
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.losses.blocked_host import bound
+from overlapscope.advice.losses.host_operation import in_one_operation, without_operation
 from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time, range_of_waits
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.wording import rank_list
@@ -27,13 +28,13 @@ PAUSING: Final = {
 def launch_bound(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where launches, or pauses of hosts, decide the step; None for runs without devices.
 
-    Pauses that are a finding of their own are left to that.
+    Pauses that are a finding of their own, and operations that are named alone (`host_operation`), are left to these.
     """
     if not given.run_has_device:
         return None
     named = any(each.id == "host_pauses" for each in given.analysis.findings)
     kinds: tuple[LossKind, ...] = ("launch_rate", "pause") if named else ("launch_rate", "pause", "long_pause")
-    found = host_time(given, *kinds)
+    found = without_operation(host_time(given, *kinds), in_one_operation(given))
     in_bursts, late = idle_in_bursts(given), given.cause_ns("late_launch")
     late = late if given.is_worth(late) and not in_bursts else 0
     idle = max(found.ns - in_bursts, 0)

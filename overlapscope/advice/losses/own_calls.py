@@ -14,9 +14,12 @@ from overlapscope.advice.losses.exposed_calls import (
     backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
+    range_after_optimizer,
+    reduce_after_optimizer,
     run_on_in_rows,
 )
 from overlapscope.advice.rule_input import RuleInput, ms, window_of
+from overlapscope.analysis.common.wording import short
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.names import rows_named
@@ -43,6 +46,11 @@ AVERAGES: Final = (
     "steps"
 )
 """What to do about local SGD, which sends no gradients."""
+AFTER_OPTIMIZER: Final = (
+    "# these calls follow the optimizer, so they are no gradients of its step: make them more rarely, with fewer "
+    "bytes, or beside the next steps"
+)
+"""What to do about reductions after the optimizer in each recorded step, as of an outer optimizer."""
 BESIDE_BACKWARD: Final = {
     "dependency": f"{OTHER_WORK}; gradients go beside backward already",
     "tail": "# nothing but the optimizer follows, and gradients go beside backward already: {rest}",
@@ -92,8 +100,11 @@ ON_CORES: Final = "; threads that transfer need cores, too: one more a rank, or 
 
 def of_own_calls(given: RuleInput, cause: str) -> str:
     """Return what to do where the rank's own calls take long, by one of the causes of `OF_OWN_CALLS`."""
-    if average_parameters(given):
-        return AVERAGES
+    averages = average_parameters(given)
+    if averages or reduce_after_optimizer(given):
+        name = range_after_optimizer(given, averages=averages)
+        text = AVERAGES if averages else AFTER_OPTIMIZER
+        return text if name is None else text.replace("calls", f"calls in {short(name)}", 1)
     narrow = _in_sixteen_bits(given)
     gbs = one_bandwidth_gbs(given)
     lines = [] if gbs is None else [_without_bits(ONE_BANDWIDTH, narrow=narrow).format(gbs=gbs)]

@@ -6,11 +6,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.losses.exposed_calls import backward_waits_ns
+from overlapscope.advice.losses.exposed_calls import backward_waits_ns, follow_optimizer
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.dimensions import BACKWARD, DATA
+from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.dimensions import BACKWARD, DATA, OPTIMIZER
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, split_by
@@ -24,6 +24,9 @@ TORCH: Final = (
     "# gather beside the next forward, module by module, and wait for each before it computes",
 )
 FREE_TIME: Final = "a step has time without communication"
+LONG_NS: Final = 1_000_000
+"""A call of which no size is known is large if it takes so long once all have come. A choice: many times NCCL's
+latency."""
 HOST_WAITED_NS: Final = "host_waited_ns"
 """In the evidence: exposed time of these calls that only the host waited for (`blocking_calls`)."""
 
@@ -123,8 +126,7 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
     data = (calls.dimension < 0) | rows_named(calls.dimension, names, DATA.__eq__)
     reduces = rows_named(calls.op, names, "reduce_scatter".__eq__)
     gathers = rows_named(calls.op, names, "all_gather".__eq__)
-    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES)
-    own = np.flatnonzero(data & (reduces | gathers) & timed)
+    own = np.flatnonzero(data & (reduces | gathers) & _are_large(given, timeline, gathers))
     window = window_of(windows, calls.start_ns[own])
     own, window = own[window != NONE], window[window != NONE]
     compute = BusyTime(given.coverage[timeline.rank].compute)
@@ -150,6 +152,17 @@ def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sha
         gather_waited_ns=int(of_host[gathered].sum()) / steps,
         forward_ns=_forward_ns(timeline, windows),
     )
+
+
+def _are_large(given: RuleInput, timeline: RankTimeline, gathers: Flags) -> Flags:
+    """Return which calls with times are large: of unknown size those that last long since their last member arrived,
+    of gathers only those that an optimizer launches or that follow one."""
+    calls, arrived_ns = timeline.collectives, given.arrivals[timeline.rank].arrived_ns
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    is_long = (arrived_ns != NONE) & (calls.end_ns - np.maximum(arrived_ns, calls.start_ns) >= LONG_NS)
+    of_optimizer = rows_named(calls.phase, timeline.names, OPTIMIZER.__eq__) | follow_optimizer(timeline)
+    large = np.where(calls.bytes == NONE, is_long & (of_optimizer | ~gathers), calls.bytes >= LARGE_BYTES)
+    return np.asarray(timed & large, np.bool_)
 
 
 def _forward_ns(timeline: RankTimeline, windows: Windows) -> float:

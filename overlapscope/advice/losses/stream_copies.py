@@ -63,7 +63,7 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     to_device_ns: float
     input_ns: float
     """What of it is copied to the device before the first compute of the step that launched it, or launched next after
-    a batch was fetched."""
+    a batch was fetched; where some of that is from pinned memory, that alone."""
     pageable_ns: float
 
 
@@ -189,9 +189,17 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_ho
         recurs=given.per == "step" and about_as_much.size > 1 and bool(about_as_much.mean() > MOSTLY),
         parts=parts,
         to_device_ns=a_step(named(TO_DEVICE)),
-        input_ns=a_step(named(TO_DEVICE) & first),
+        input_ns=a_step(_of_batch(named(TO_DEVICE) & first, named(PAGEABLE))),
         pageable_ns=a_step(named(PAGEABLE)),
     )
+
+
+def _of_batch(first: Flags, pageable: Flags) -> Flags:
+    """Return which copies are of a batch, of those to the device before a step computes: beside copies from pinned
+    memory, in which a loader leaves its batches, what those from pageable memory copy is not known, such as parameters
+    that a host received."""
+    pinned = first & ~pageable
+    return pinned if pinned.any() else first
 
 
 def _waited_for(timeline: RankTimeline, rows: Ints) -> Flags:

@@ -12,11 +12,13 @@ from overlapscope.advice.losses.exposed_calls import (
     backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
+    range_after_optimizer,
     run_on_in_rows,
 )
 from overlapscope.advice.losses.exposed_remedies import INSTEAD, instead
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.losses.own_calls import (
+    AFTER_OPTIMIZER,
     AVERAGES,
     BESIDE_BACKWARD,
     LAST_BUCKET,
@@ -28,8 +30,10 @@ from overlapscope.advice.losses.own_calls import (
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.run import Run
+from overlapscope.ingest.parsing.fact_tables import fact_table
+from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
 
 MIB = 1 << 20
@@ -51,11 +55,14 @@ def in_a_row(count: int, gap: float = 2, **more: object) -> list[Sent]:
     return [Sent(start=at, end=at + 100, launch=50, **more) for at in begin]  # type: ignore[arg-type]
 
 
-def averaging(every: int, *, after: bool = True) -> Run:
+def averaging(
+    every: int, *more: Item, after: bool = True, size_bytes: int = 36 * MIB, compute_launched: float | None = None
+) -> Run:
     """Return a job whose optimizer's range lies before, or after, the launch of all-reduces of every n-th step."""
     optimizer = Range(name="Optimizer.step#AdamW.step", start=50 if after else 70, end=60 if after else 80)
-    calls = [Sent(start=600, end=950, launch=65, size_bytes=36 * MIB)]
-    return made(lambda step: [Kernel(start=0, end=600), optimizer, *(calls if step % every == 1 % every else [])])
+    calls = [Sent(start=600, end=950, launch=65, size_bytes=size_bytes)]
+    compute = Kernel(start=0, end=600, launch=compute_launched)
+    return made(lambda step: [compute, optimizer, *more, *(calls if step % every == 1 % every else [])])
 
 
 def test_calls_that_follow_the_optimizer_in_some_steps_average_parameters() -> None:
@@ -64,6 +71,76 @@ def test_calls_that_follow_the_optimizer_in_some_steps_average_parameters() -> N
     assert not average_parameters(looked_at(averaging(2, after=False))), "gradients, of every second step"
     for cause in ("dependency", "tail", "queued"):
         assert instead(looked_at(averaging(2)), cause) == AVERAGES
+
+
+OUTER = Range(name="outer_step", start=62, end=68)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        pytest.param(averaging(1), AFTER_OPTIMIZER, id="in each step"),
+        pytest.param(averaging(1, OUTER), AFTER_OPTIMIZER.replace("calls", "calls in outer_step"), id="in a range"),
+        pytest.param(averaging(2, OUTER), AVERAGES.replace("calls", "calls in outer_step"), id="in some steps"),
+        pytest.param(averaging(1, size_bytes=64), None, id="a loss"),
+        pytest.param(averaging(1, after=False), None, id="gradients"),
+        pytest.param(averaging(1, Range(name="Optimizer.step#SGD.step", start=70, end=75)), None, id="between two"),
+        pytest.param(averaging(2, compute_launched=61), None, id="the marks of steps begin after backward"),
+    ],
+)
+def test_large_reductions_after_the_last_optimizer_of_a_step_are_no_gradients_of_it(run: Run, said: str | None) -> None:
+    for cause in ("dependency", "tail"):
+        found = instead(looked_at(run), cause)
+        assert found == said if said else "follow the optimizer" not in found
+
+
+def test_the_range_is_named_that_launches_most_of_the_exposed_time_of_these_reductions() -> None:
+    """A sum of 64 bytes in a longer range is none of them; of two that are, the one counts that is exposed longer."""
+
+    def step(_: int) -> list[Item]:
+        ranges = [("outer_step", 62, 68), ("average_loss", 70, 74), ("log_metrics", 76, 600)]
+        return [
+            Kernel(start=0, end=600, launch=1),
+            Range(name="Optimizer.step#AdamW.step", start=50, end=60),
+            *(Range(name=name, start=start, end=end) for name, start, end in ranges),
+            Sent(start=600, end=640, launch=72, size_bytes=MIB),
+            Sent(start=640, end=900, launch=65, size_bytes=MIB),
+            Sent(start=900, end=950, launch=300, size_bytes=64),
+        ]
+
+    assert range_after_optimizer(looked_at(made(step)), averages=False) == "outer_step"
+
+
+def launched_by(timeline: RankTimeline, thread: int, other: str) -> RankTimeline:
+    """Return a rank whose calls a thread launches, with the range of this name on another one, of a lower number."""
+    spans, notes = timeline.spans, timeline.annotations
+    number = np.arange(spans.start_ns.size)
+    rows = [
+        {"recording": 0, "lane": thread, "kind": RUNTIME, "name": None, "start_ns": at, "end_ns": at + 1,
+         "correlation": correlation}
+        for at, correlation in sorted(zip(spans.launch_ns.tolist(), number.tolist(), strict=True))
+    ]  # fmt: skip
+    lane = np.where(notes.name == timeline.names.index(other), thread - 1, thread)
+    return replace(
+        timeline,
+        host=fact_table(HostSpans, rows, NameTable(timeline.names)),
+        spans=replace(spans, correlation=number),
+        annotations=replace(notes, lane=lane),
+    )
+
+
+@pytest.mark.parametrize(("other", "said"), [("heartbeat", "outer_step"), ("outer_step", "heartbeat")])
+def test_the_range_is_of_the_thread_that_launches(other: str, said: str) -> None:
+    run = averaging(1, OUTER, Range(name="heartbeat", start=61, end=90))
+    ranks = {rank: launched_by(each, 2, other) for rank, each in run.ranks.items()}
+    assert range_after_optimizer(looked_at(replace(run, ranks=ranks)), averages=False) == said
+
+
+def test_without_the_thread_that_launches_no_range_of_several_threads_is_named() -> None:
+    run = averaging(1, OUTER, Range(name="heartbeat", start=61, end=90))
+    ranks = {rank: launched_by(each, 2, "heartbeat") for rank, each in run.ranks.items()}
+    unseen = {rank: replace(each, host=run.ranks[rank].host) for rank, each in ranks.items()}
+    assert range_after_optimizer(looked_at(replace(run, ranks=unseen)), averages=False) is None
 
 
 @pytest.mark.parametrize(
@@ -235,3 +312,15 @@ def test_exposed_time_of_calls_is_at_most_that_of_the_steps() -> None:
     assert given.exposed_ns([row]) > 0
     behind_steps = replace(row, exposed_ns=3 * (row.exposed_ns or 0))
     assert given.exposed_ns([behind_steps]) == pytest.approx(given.exposed_ns([row]))
+
+
+@pytest.mark.parametrize(("us", "named"), [(5, ""), (30, ", reduce_scatter")])
+def test_operations_with_next_to_none_of_the_exposed_time_are_not_named(us: int, named: str) -> None:
+    step = [
+        Kernel(start=0, end=100), Sent(start=100, end=300, op="all_gather"), Kernel(start=300, end=400),
+        Sent(start=400, end=600), Kernel(start=600, end=700), Sent(start=700, end=700 + us, op="reduce_scatter"),
+        Kernel(start=750, end=990),
+    ]  # fmt: skip
+    found = largest_loss(looked_at(made(lambda _: step)), [])
+    assert found is not None
+    assert f" are exposed communication (all_gather, all_reduce{named})" in found.title

@@ -1,14 +1,26 @@
 """What a straggler costs, as it is recommended to look at it: of a step, with its range, and no upper bound."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.advice.advise import analyze_with_advice, by_rules
+from overlapscope.advice.late_rank import late_rank, unmatched_share
+from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.rule_input import RuleInput, ms
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import gpu_hours_a_day
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Recommendation
 from overlapscope.report.text.advice import gain, render
+from overlapscope.timeline.columns import COMM, NONE, take
+from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, simulate
+from tests.support.graph_programs import Launch, Operation, Sync, Work
+from tests.support.graph_programs import simulate as simulate_programs
 from tests.unit.analysis.graph.test_removal import late_pair, read
 
+MS, SUM = 1_000_000, "ncclDevKernel_AllReduce"
 SLOWER = Job(
     layout=Layout(dp=4), steps=8, first_step=0, layer_ns=4e6, interference=1.0,
     fault=Fault(kind="slower_compute", culprits=(2,), compute_factor=1.5, since=5),
@@ -62,3 +74,92 @@ def test_a_gain_whose_middle_is_its_least_is_given_as_at_least() -> None:
     one_sided = replace(found, predicted_gain_ns=12_666_000, gain_low_ns=12_666_000, gain_high_ns=23_543_000)
     assert gain(one_sided) == "saves at least 12.666 ms a step, up to 23.543"
     assert gain(replace(one_sided, gain_low_ns=1_000_000)) == "saves about 12.666 ms a step, between 1.000 and 23.543"
+
+
+def late_host_run(pause_ms: int) -> Run:
+    """Return four ranks whose host calls were not recorded: before each of eight sums a host works for
+    5 ms, that of rank 0 for longer."""
+
+    def program(rank: int) -> list[Operation]:
+        each = [Work(pause_ms * MS if rank == 0 else 5 * MS), Launch(0, 8 * MS), Launch(0, kind=COMM, name=SUM)]
+        return [replace(op, call=f"{step}") if isinstance(op, Launch) and op.kind == COMM else op
+                for step in range(8) for op in (*each, Sync())]  # fmt: skip
+
+    run = simulate_programs({rank: program(rank) for rank in range(4)}, {f"{step}": MS // 10 for step in range(8)}).run
+    seen = {}
+    for rank, each in run.ranks.items():
+        recordings = replace(each.recordings, host_events=each.recordings.host_events & False)
+        spans = replace(each.spans, launch_ns=np.full_like(each.spans.launch_ns, NONE))
+        seen[rank] = replace(each, recordings=recordings, spans=spans, host=take(each.host, np.array([], np.int64)))
+    return replace(run, ranks=seen)
+
+
+def late_host(pause_ms: int) -> dict[str, Recommendation]:
+    """Return what is said of `late_host_run`."""
+    run = late_host_run(pause_ms)
+    together = match_and_align(run)
+    return {each.id: each for each in by_rules(run, analyze(run, together), together)}
+
+
+def test_where_no_replay_answers_a_late_host_is_worth_at_most_what_others_waited_for_it_and_idles_for_that() -> None:
+    """By hand: rank 0 idles for 5 ms more a sum than its peers, which wait in these: that is its loss, and leads."""
+    found = late_host(10)
+    late, idle = found["late_rank"], found["idle_device"]
+    assert late.evidence["held_by"] == "host"
+    assert (late.predicted_gain_ns, late.gain_low_ns) == (None, 0)
+    assert late.gain_high_ns == pytest.approx(8 * 5 * MS, rel=0.02)
+    assert late.evidence["own_idle_ns"] == pytest.approx(7 * 5 * MS / 4, rel=0.1)
+    assert late.loss_ns == pytest.approx(8 * 5 * MS * 3 / 4 + 7 * 5 * MS / 4, rel=0.1)
+    assert idle.loss_ns == pytest.approx(7 * 5 * MS, rel=0.1)
+    assert next(iter(found)) == "late_rank"
+    assert "as a late rank idles longer" in idle.title
+    assert "Largest loss" not in idle.title
+    idle_ns = idle.evidence["idle_ns"]
+    unknown_ns = idle_ns - late.evidence["own_idle_ns"]
+    assert f"({ms(unknown_ns)} of it unknown, as" in idle.title, "why the late rank idles longer is known"
+    assert late.assumed == []
+
+
+def of_unmatched(first: int) -> Recommendation:
+    """Return what is said of the late host where so many of its 8 sums are matched with none."""
+    run = late_host_run(10)
+    together = match_and_align(run)
+    (block,) = together.matching.blocks
+    kept = replace(block, rows=block.rows[:, first:], start_ns=block.start_ns[:, first:],
+                   end_ns=block.end_ns[:, first:])  # fmt: skip
+    fewer = replace(together, matching=replace(together.matching, blocks=(kept,)))
+    assert unmatched_share(run, fewer, 0) == first / 8
+    found = late_rank(analyze(run, together), unmatched=lambda rank: unmatched_share(run, fewer, rank))
+    assert found
+    return found
+
+
+def test_what_is_waited_in_calls_without_a_match_is_in_no_bound() -> None:
+    assert of_unmatched(0).gain_high_ns
+    assert of_unmatched(0).assumed == []
+    assert of_unmatched(1).gain_high_ns is None, "an eighth of its calls is not matched"
+    assert of_unmatched(1).gain_low_ns is None
+    analysis = analyze(late_host_run(10))
+    few = late_rank(analysis, unmatched=lambda _: 0.04)
+    assert few
+    assert few.gain_high_ns
+    assert few.assumed == ["that nobody waits for it in calls that were not matched: these are not counted"]
+
+
+@pytest.mark.parametrize(("device_step", "named"), [(None, True), (1, False)])
+def test_idle_time_is_not_named_by_pauses_before_the_first_kernel(device_step: int | None, *, named: bool) -> None:
+    run = late_host_run(5)
+    together = match_and_align(run)
+    given = RuleInput.of(run, analyze(run, together), together)
+    idle = largest_loss(given, [])
+    assert idle
+    assert idle.loss_ns
+    evidence = {"steps": [1], "device_step": device_step}
+    pauses = replace(idle, id="host_pauses", evidence=evidence, loss_ns=round(0.7 * idle.loss_ns))
+    assert (largest_loss(given, [pauses]) is not None) == named
+
+
+def test_where_no_host_is_late_all_idle_time_is_its_own_loss() -> None:
+    found = late_host(5)
+    assert "late_rank" not in found
+    assert "idles longer" not in found["idle_device"].title

@@ -166,8 +166,8 @@ def test_waiting_before_all_have_begun_to_record_is_no_loss_of_the_job(begun_us:
     analysis = replace(analysis, headline=replace(analysis.headline, causes=causes))
     found = {each.id: each for each in by_rules(run, analysis, together)}["exposed_communication"]
     assert found.loss_ns == loss_us * US
-    assert ("without 0.4 ms before all ranks were recorded" in found.title) is (loss_us == 190)
-    assert "recordings began apart" not in found.title
+    assert ("without 0.4 ms at the start of the recording" in found.title) is (loss_us == 190)
+    assert ": start of the recording" not in found.title
 
 
 def test_a_loss_that_is_addressed_is_not_named_twice() -> None:
@@ -264,6 +264,27 @@ def test_small_calls_of_tensor_parallel_ranks_beside_far_larger_ones_of_nobody_k
     small = Sent(start=301, end=500, launch=1, dimension="tensor", size_bytes=4096)
     large = Sent(start=501, end=end, launch=2, op=op, group="h", size_bytes=size_bytes)
     assert ("tensor_parallel" in fired(always(*COMPUTED, small, large))) is said
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "phase", "scatters", "counted"),
+    [
+        pytest.param(8192, None, True, False, id="as of weights"),
+        pytest.param(8191, None, True, True, id="not far larger"),
+        pytest.param(8192, "backward", True, True, id="in backward, too"),
+        pytest.param(8192, None, False, True, id="nothing shows which are activations"),
+    ],
+)
+def test_gathers_far_larger_than_what_is_gathered_and_scattered_are_no_calls_of_layers(
+    size_bytes: int, phase: str | None, scatters: bool, counted: bool
+) -> None:
+    given = {"dimension": "tensor", "size_bytes": 4096}
+    calls = [
+        Sent(start=301, end=400, launch=1, op="all_gather", **given),
+        Sent(start=401, end=500, launch=2, op="reduce_scatter" if scatters else "all_gather", **given),
+        Sent(start=501, end=700, launch=3, op="all_gather", **(given | {"size_bytes": size_bytes}), phase=phase),
+    ]
+    assert fired(always(*COMPUTED, *calls))["tensor_parallel"].loss_ns == (99 + 99 + 199 * counted) * US
 
 
 def test_the_exchange_between_experts_is_known_by_its_dimension_or_its_kernels() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses import pausing_host
+from overlapscope.advice.hosts import pausing_host
 from overlapscope.advice.order import ranked
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import FUNCTION, NONE, HostSpans, concat, make, take

@@ -5,10 +5,12 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
+from overlapscope.advice.losses import sharded_optimizer
 from overlapscope.advice.rule_input import RuleInput
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import Run
-from tests.support.step_cases import STEPS, US, Kernel, Sent, made
+from tests.support.step_cases import STEPS, US, Item, Kernel, Range, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 from tests.unit.advice.test_exposed_calls import looked_at
 
@@ -84,6 +86,29 @@ def test_where_gradients_are_overlapped_parameters_are_to_be_gathered_beside_for
     assert found.gain_high_ns == gain_us * US
     assert found.evidence["gather_ns"] == 100 * US, "of steps that gather"
     assert set(found.apply) == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("range_us", "least_us", "is_found"),
+    [((10, 11), 80, True), (None, 80, False), ((10, 11), 120, False)],
+    ids=["long, after the optimizer", "no optimizer is marked", "short"],
+)
+def test_gathers_of_unknown_size_are_those_of_an_optimizer_if_they_follow_it_and_last_long(
+    range_us: tuple[int, int] | None, least_us: int, *, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gathers for 100 us, and all ranks come at once."""
+    monkeypatch.setattr(sharded_optimizer, "LONG_NS", least_us * US)
+    marked = [] if range_us is None else [Range(name="Optimizer.step#AdamW.step", start=range_us[0], end=range_us[1])]
+    unsized = {"size_bytes": NONE, "elements": NONE}
+
+    def step(_: int) -> list[Item]:
+        return [
+            Kernel(start=0, end=600), Sent(start=500, end=700, launch=5, op="reduce_scatter", **unsized), *marked,
+            Kernel(start=700, end=750, launch=10.5), Sent(start=750, end=850, launch=12, op="all_gather", **unsized),
+            Kernel(start=850, end=990, launch=13),
+        ]  # fmt: skip
+
+    assert ("sharded_optimizer" in fired(made(step))) == is_found
 
 
 def test_gathers_that_are_overlapped_in_part_are_left_alone() -> None:

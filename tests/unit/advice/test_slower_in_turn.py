@@ -15,6 +15,7 @@ from overlapscope.advice.slower_in_turn import UNSEEN, _always, _evened_ns, _lon
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.step_kernels import StepKernels, had_more_work, longer_family
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
@@ -28,12 +29,13 @@ ADAM = "multi_tensor_apply_kernel<FusedAdamMathFunctor>"
 def job(
     slow_in: Sequence[int], *, more: int = 0, longer: float = 1.25, larger: int = 1, sent_ns: int = SENT_NS,
     ranks: int = RANKS, later: int = 0, longer_kernels: int = KERNELS, marked: bool = True, group_size: int = 0,
-    met: Sequence[int] = (),
+    met: Sequence[int] = (), cut: int = 0,
 ) -> Run:  # fmt: skip
     """Return a job whose ranks compute a few kernels, then meet in an all-reduce of `sent_ns`; in each step one of them
     takes longer, with `more` kernels, or kernels of so many times as many blocks; of KERNELS so many take longer. The
     last rank records so many steps `later`. Without marks an optimizer ends each step; of the ranks' group, of
-    `group_size`, the others are not recorded. In steps that `met` names the call begins on all at once."""
+    `group_size`, the others are not recorded. In steps that `met` names the call begins on all at once. The recording
+    ends within the last step where `cut`, so many ns after it began."""
     work: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(ranks)}
     sent: dict[int, list[dict[str, int]]] = {rank: [] for rank in range(ranks)}
     for step, slow in enumerate(slow_in):
@@ -69,7 +71,7 @@ def job(
                 calls=[{**call, **each, **unmarked} for each in sent[rank]],
                 work=[{**each, **unmarked} for each in own],
                 steps=steps[later if rank == ranks - 1 else 0 :] if marked else [],
-                recordings=[{"start_ns": 0, "end_ns": len(slow_in) * STEP_NS}],
+                recordings=[{"start_ns": 0, "end_ns": (len(slow_in) - bool(cut)) * STEP_NS + cut}],
             )
             for rank, own in work.items()
         },
@@ -196,9 +198,65 @@ def test_steps_that_one_of_four_ranks_did_not_record_count_too() -> None:
     assert "(ranks 0, 2, 1 in steps 0, 1, 2)" in found.title
 
 
-def test_two_steps_show_no_turns() -> None:
+def test_two_steps_show_no_turns_of_devices_that_do_the_same_slower() -> None:
     found = late(job(IN_TURN[:2]))
     assert found is None or found.gain_high_ns is None
+
+
+@pytest.mark.parametrize("cut", [0, MS], ids=["whole", "the second in part"])
+def test_two_steps_show_that_now_one_rank_has_more_work_and_then_another(cut: int) -> None:
+    found = late(job(IN_TURN[:2], larger=2, cut=cut))
+    assert found is not None
+    in_part = "; step 1 was recorded in part" if cut else ""
+    assert found.title.endswith(f"(ranks 0, 2 in steps 0, 1{in_part}); even out batches")
+    assert found.gain_high_ns == pytest.approx(2 / 3 * 0.25 * KERNELS * USUAL_NS)
+    assert [*found.apply] == ["look", "torch"], "batches, not clocks"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        job((0,), larger=2), job((0, 0), larger=2), job((0, 2), larger=2, met=(0, 1)), job((0, 2), more=1, longer=1.0),
+        job((0, 2), longer_kernels=1, longer=2.0),
+    ],
+    ids=["one step", "one rank", "it waits as long", "a kernel more", "one long kernel"],
+)  # fmt: skip
+def test_two_steps_show_nothing_without_more_work_of_two_ranks_that_the_others_wait_for(run: Run) -> None:
+    together = match_and_align(run)
+    assert slower_in_turn(RuleInput.of(run, analyze(run, together), together)) is None
+
+
+def test_of_many_ranks_those_that_compute_longest_are_compared_with_some_others() -> None:
+    found = late(job((0, 11), larger=2, ranks=12))
+    assert found is not None
+    assert found.title.endswith("(ranks 0, 11 in steps 0, 1); even out batches")
+    every = late(job(range(9), larger=2, ranks=12))
+    assert every is not None
+    assert "even out batches" not in every.title, "too many are slow to be read"
+
+
+def test_grids_that_are_hardly_larger_do_not_explain_a_step_that_is_much_longer() -> None:
+    def kernels(times_ns: int, blocks: int) -> StepKernels:
+        return StepKernels(counts={"gemm": 8}, times_ns={"gemm": times_ns}, blocks=blocks, longest_ns=times_ns // 8)
+
+    ran = {0: {3: kernels(800, 100)}, 1: {3: kernels(800, 100)}, 2: {3: kernels(1000, 104)}}
+    assert not had_more_work(ran, 3, 2), "its device may have been slower once"
+    assert had_more_work(ran | {2: {3: kernels(1000, 120)}}, 3, 2)
+
+
+def test_the_family_of_kernels_is_named_that_ranks_run_longer_while_all_others_are_alike() -> None:
+    def kernels(attention_ms: int, product_ms: int) -> StepKernels:
+        times = {"flash_fwd": attention_ms * MS, "gemm": product_ms * MS}
+        return StepKernels(counts={"flash_fwd": 8, "gemm": 8}, times_ns=times, blocks=1, longest_ns=MS)
+
+    ran = {0: {5: kernels(150, 370), 6: kernels(60, 376)}, 1: {5: kernels(50, 380), 6: kernels(130, 368)}}
+    ran[2] = {5: kernels(40, 380), 6: kernels(50, 380)}
+    found = longer_family(ran, {5: 0, 6: 1})
+    assert found is not None
+    assert (found.family, found.ns) == ("attention", (40 * MS, 150 * MS))
+    assert found.others_ns == (368 * MS, 380 * MS)
+    ran[1][6] = kernels(130, 450)
+    assert longer_family(ran, {5: 0, 6: 1}) is None, "products take longer, too"
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,15 @@ def test_without_steps_what_is_copied_next_after_a_batch_is_fetched_is_that(
     found = fired(run)["copies_on_compute_stream"]
     assert found.per == "recording"
     assert ("next(batches)" in found.apply["torch"]) == is_batch
+
+
+@pytest.mark.parametrize(("pinned", "is_batch"), [("Pinned", False), ("Pageable", True)])
+def test_what_a_host_copies_from_pageable_memory_beside_a_pinned_batch_is_not_known(
+    pinned: str, *, is_batch: bool
+) -> None:
+    """Parameters that it received, for one."""
+    batch = Kernel(start=0, end=10, name=f"Memcpy HtoD ({pinned} -> Device)")
+    others = Kernel(start=10, end=100, name="Memcpy HtoD (Pageable -> Device)")
+    found = fired(stepping(batch, others, MODEL))["copies_on_compute_stream"]
+    assert ("next batch" in found.title) == is_batch
+    assert found.evidence["of_inputs_ns"] == (100 if is_batch else 10) * US

@@ -1,15 +1,18 @@
 """FSDP is to prefetch parameters in backward, where each gather begins after the reduction before it."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
+from overlapscope.advice.calls.backward_prefetch import prefetches_nothing
 from overlapscope.advice.step_shape import FSDP_UNITS
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.step_graph.graph_predict import predict_graph_run
 from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
+from tests.unit.advice.calls.test_savings import looked_at
 from tests.unit.advice.test_advice_rules import fired
 from tests.unit.whatif.test_fsdp_without_prefetch import without_prefetch
 
@@ -103,6 +106,44 @@ def test_of_other_gathers_nothing_is_said_of_prefetch_in_both_passes(run: Run, s
     assert (other.apply.get("fsdp2") if other else None) == said
     if other and not said:
         assert "CUDA_DEVICE_MAX_CONNECTIONS" not in str(other.apply)
+
+
+def with_copies(run: Run, *, stream: int) -> Run:
+    """Return the run with FSDP's copies of gradients on a stream."""
+
+    def moved(timeline: RankTimeline) -> RankTimeline:
+        spans, code = timeline.spans, timeline.names.index("chunk_cat")
+        return replace(timeline, spans=replace(spans, lane=np.where(spans.name == code, stream, spans.lane)))
+
+    return replace(run, ranks={rank: moved(each) for rank, each in run.ranks.items()})
+
+
+@pytest.mark.parametrize(
+    ("stream", "took", "early", "said"),
+    [
+        pytest.param(1, 10, 0.5, True, id="copies beside them, times that were rounded"),
+        pytest.param(1, 10, 3, False, id="before compute has ended"),
+        pytest.param(0, 10, 0, False, id="compute of the main stream beside them"),
+        pytest.param(1, 60, 0, False, id="no main stream"),
+    ],
+)
+def test_gathers_begin_late_by_compute_of_the_main_stream(
+    stream: int, took: float, early: float, *, said: bool
+) -> None:
+    """Each gather of 90 us runs beside a copy that was launched before it."""
+
+    def step(_: int) -> list[Item]:
+        items: list[Item] = [Range(name="FSDP::all_gather", start=0, end=1), Kernel(start=0, end=100, launch=0)]
+        for at, begin in enumerate((100, 275, 450, 625)):
+            gather = Sent(start=begin - early, end=begin + 90, launch=at * 2 + 1, op="all_gather", size_bytes=64 * MIB)
+            copy = Kernel(start=begin + 5, end=begin + 5 + took, launch=at * 2 + 0.5, name="chunk_cat")
+            items += [gather, copy, Kernel(start=begin + 90, end=begin + 175, launch=at * 2 + 2)]
+        return [*items, Sent(start=800, end=900, launch=30, op="reduce_scatter", size_bytes=64 * MIB),
+                Kernel(start=900, end=995, launch=31)]  # fmt: skip
+
+    run = with_copies(made(step), stream=stream)
+    assert prefetches_nothing(looked_at(run)) == said
+    assert "forward and backward" in getattr(fired(run).get("backward_prefetch"), "title", "") or not said
 
 
 def test_a_call_that_waits_for_one_that_is_to_be_prefetched_needs_no_communicator_of_its_own() -> None:

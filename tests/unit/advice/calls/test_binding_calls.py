@@ -30,25 +30,26 @@ def saved_us(items: list[Item], op: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("until", "saved"),
+    ("until", "begins", "saved"),
     [
-        pytest.param(390, 0, id="the other one goes on, and compute begins as it ends"),
-        pytest.param(495, 195, id="both end with the wait"),
+        pytest.param(390, 500, 0, id="the other one goes on, and compute begins as it ends"),
+        pytest.param(390, 499.8, 0, id="compute is seen to begin a moment before its end"),
+        pytest.param(495, 500, 195, id="both end with the wait"),
     ],
 )
-def test_exposed_time_is_saved_of_the_call_that_it_ends_with(until: float, saved: float) -> None:
+def test_exposed_time_is_saved_of_the_call_that_it_ends_with(until: float, begins: float, saved: float) -> None:
     """Compute that began at 500 us waited for a gather of 200; a reduction began with it."""
     items: list[Item] = [
         Kernel(start=0, end=300),
         Sent(start=300, end=500, op=GATHERED),
         Sent(start=300, end=until, op=REDUCED),
-        Kernel(start=500, end=990, launch=250),
+        Kernel(start=begins, end=990, launch=250),
     ]
     assert saved_us(items, REDUCED) == saved
-    assert saved_us(items, GATHERED) == 200
+    assert saved_us(items, GATHERED) == pytest.approx(begins - 300)
 
 
-@pytest.mark.parametrize(("begin", "saved"), [(400, 100), (450, 0)])
+@pytest.mark.parametrize(("begin", "saved"), [(400, 100), (399.5, 100), (450, 0)])
 def test_a_call_that_follows_directly_began_later_for_the_one_before_it(begin: float, saved: float) -> None:
     """While a third call is in flight all the time."""
     items: list[Item] = [

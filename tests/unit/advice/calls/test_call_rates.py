@@ -78,6 +78,26 @@ def test_where_steps_have_no_rate_in_common_both_are_said(slow_us: int, slow_ste
     assert found.rate_words() == words
 
 
+@pytest.mark.parametrize(
+    ("slow", "words"),
+    [
+        pytest.param([(1, step) for step in range(6)], "at least 24.5 to 73.4 GB/s on the bus, by rank", id="one rank"),
+        pytest.param(
+            [(step % 3, step) for step in range(6)],
+            "at least 24.5 to 73.4 GB/s on the bus, by rank and step",
+            id="in turn",
+        ),
+    ],
+)
+def test_it_is_said_what_rates_differ_by(slow: list[tuple[int, int]], words: str) -> None:
+    """On a rank and in a step that is slow calls take 300 us, else 100."""
+    runs = [made(lambda n, r=rank: in_turn((4, 300 if (r, n) in slow else 100, 50)), ranks=8) for rank in range(3)]  # type: ignore[misc]
+    own = {rank: each.ranks[rank] for rank, each in enumerate(runs)}
+    found = dominant_calls(looked_at(replace(runs[0], ranks=own)))
+    assert found is not None
+    assert found.rate_words() == words
+
+
 def test_calls_of_a_rank_are_those_of_all_its_groups() -> None:
     step = [Kernel(start=0, end=100), Sent(start=100, end=300, size_bytes=4 * MIB),
             Sent(start=300, end=500, size_bytes=4 * MIB, group="h")]  # fmt: skip

@@ -38,3 +38,16 @@ def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_fastest() -> None:
 )
 def test_nothing_is_advised_where_calls_may_wait_or_are_small_or_overlapped(other: dict[str, object]) -> None:
     assert "sixteen_bit_exchange" not in fired(exchanging(**other))  # type: ignore[arg-type]
+
+
+def test_the_gain_is_at_most_that_of_the_rank_that_saves_most() -> None:
+    call = Sent(start=300, end=700, launch=100, op="all_to_all", size_bytes=128 * MIB)
+    busy = made(lambda _: [Kernel(start=0, end=690), call, Kernel(start=700, end=990, launch=101)]).ranks[1]
+    run = exchanging()
+    assert fired(replace(run, ranks={**run.ranks, 1: busy}))["sixteen_bit_exchange"].loss_ns == 200 * US
+
+
+def test_where_not_all_ranks_are_read_it_is_assumed_that_no_other_saves_more() -> None:
+    one = exchanging()
+    many = replace(one, world_size=9, ranks={rank: replace(one.ranks[0], rank=rank) for rank in range(9)})
+    assert "that no rank saves more than the 5 of 9 that were read" in fired(many)["sixteen_bit_exchange"].assumed

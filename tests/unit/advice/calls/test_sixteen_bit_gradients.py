@@ -50,6 +50,37 @@ def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_transfer() -> None:
     assert fired(reducing(start=300))["sixteen_bit_gradients"].loss_ns == 200 * US, "what is exposed"
 
 
+def test_the_gain_is_at_most_that_of_the_rank_that_saves_most() -> None:
+    """The other one computes beside the call: of the mean it is no bound."""
+    busy = [Kernel(start=0, end=790, name=BFLOAT16), Kernel(start=800, end=990, name=BFLOAT16),
+            Sent(start=500, end=800, launch=250, phase="backward", size_bytes=36 * MIB)]  # fmt: skip
+    run = reducing()
+    found = fired(replace(run, ranks={0: run.ranks[0], 1: made(lambda _: busy).ranks[1]}))["sixteen_bit_gradients"]
+    assert found.loss_ns == 150 * US
+    assert "0.01 ms to 0.2 ms of a 1 ms step are exposed, by rank" in found.title
+
+
+def test_ranks_that_reduce_nothing_are_in_no_figure() -> None:
+    run = reducing()
+    idle = made(lambda _: [Kernel(start=0, end=990, name=BFLOAT16)]).ranks[1]
+    found = fired(replace(run, ranks={0: run.ranks[0], 1: idle}))["sixteen_bit_gradients"]
+    assert "and 0.2 ms of a 1 ms step are exposed;" in found.title
+    assert "a rank reduces 0.0377 GB a step" in found.title
+    assert found.evidence["exposed_ns"] == 200 * US
+
+
+def test_where_not_all_ranks_are_read_it_is_assumed_that_no_other_saves_more() -> None:
+    assert "that no rank saves more than the 5 of 10 that were read" in by_ranks(10)
+    assert not any("were read" in each for each in by_ranks(8))
+
+
+def by_ranks(ranks: int) -> Sequence[str]:
+    """Return what is assumed of a job of so many ranks."""
+    sent = Sent(start=500, end=800, launch=250, phase="backward", size_bytes=36 * MIB)
+    work = [Kernel(start=at, end=end, name=BFLOAT16) for at, end in ((0, 600), (800, 990))]
+    return fired(made(lambda _: [*work, sent], ranks=ranks))["sixteen_bit_gradients"].assumed
+
+
 def test_copies_that_widen_gradients_take_a_third_less_in_sixteen_bits() -> None:
     copy = Kernel(start=900, end=990, name="void at::native::(anonymous namespace)::chunk_cat_cuda_kernel<float, "
                   "c10::BFloat16>(c10::BFloat16**, float*)")  # fmt: skip

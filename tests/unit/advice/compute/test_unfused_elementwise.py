@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
-from overlapscope.advice.compute.unfused_elementwise import compute_words
+from overlapscope.advice.compute.unfused_elementwise import compute_words, loses_elsewhere
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.kernel_families import OTHER, family_of, family_times
@@ -98,6 +98,19 @@ def test_a_reason_says_what_compute_is_where_it_decides() -> None:
     assert words.endswith("by their names: matrix products 85 %, elementwise 15 % of compute")
     assert not said(computing(exposed_us=110))
     assert not said(computing(gemm="what", name="that")), "names say nothing"
+
+
+def test_nothing_says_that_kernels_decide_where_complete_steps_show_little_of_what_is_lost() -> None:
+    run = computing()
+    analysis = analyze(run)
+    head, (first, *others) = analysis.headline, analysis.ranks
+    step_ns, window_ns = head.step_ns or 0, first.whole.window_ns or 0
+    assert not loses_elsewhere(analysis)
+    assert loses_elsewhere(replace(analysis, headline=replace(head, outside_ns=round(0.2 * step_ns))))
+    waits = replace(first.whole, exposed_comm_ns=window_ns // 5 * (1 + len(others)))
+    partly = replace(analysis, ranks=[replace(first, whole=waits), *others])
+    assert loses_elsewhere(partly)
+    assert not any("its kernels decide" in each for each in advise(run, partly)[1])
 
 
 def with_steps(head: Headline, *lengths_us: int) -> Headline:

@@ -33,6 +33,8 @@ def reduced(
     return [*found, Kernel(start=970, end=990, launch=3, name="adamw")]
 
 
+OPTIMIZER = Range(name="Optimizer.step#AdamW.step", start=0, end=0.5)
+"""It ends before calls are launched."""
 PHASED = Sent(start=100, end=110, launch=1, group="h", phase="backward")
 SMALL = [1 << at for at in range(8, 20)]
 LARGE = [at * MIB for at in range(1, 13)]
@@ -50,6 +52,7 @@ SMALL_AFTER: list[Item] = [
         pytest.param(reduced(*(at * MIB for at in (1, 2, 3, 4))), AFTER_BACKWARD, id="large ones"),
         pytest.param([*reduced(*LARGE, took=10), *SMALL_AFTER], AFTER_BACKWARD, id="many large ones, then small ones"),
         pytest.param([*reduced(64 * MIB, took=300), PHASED], AFTER_BACKWARD, id="flat, the only call of the step"),
+        pytest.param([*reduced(*LARGE), OPTIMIZER], None, id="after the optimizer, as of an outer one"),
         pytest.param([*reduced(4096, took=300), PHASED], None, id="one small call, as of a loss"),
         pytest.param(reduced(64 * MIB, took=300), None, id="one call, of which it is not known who launched it"),
         pytest.param(reduced(*SMALL, phase="backward"), None, id="by hooks"),

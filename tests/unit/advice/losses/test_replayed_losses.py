@@ -80,6 +80,25 @@ def test_a_wait_for_data_that_the_host_works_on_stays() -> None:
     assert "blocking_calls" not in replayed(with_ranges(run, "cpu_adam", waits))
 
 
+MUCH = Launch(0, 60 * US, COPY, "Memcpy DtoH (Device -> Pageable)")
+
+
+def test_waits_for_much_that_a_host_copies_to_itself_before_it_pauses_stay() -> None:
+    """Two copies of 60 us, each waited for; of both the host has need."""
+    both = [Launch(0, 20 * MS), MUCH, Sync(0), MUCH, Sync(0), Work(PAUSE)] * STEPS
+    assert "blocking_calls" not in replayed(simulate({0: [*both, Launch(0, 20 * MS)]}).run)
+    assert "blocking_calls" in replayed(simulate({0: draining(MUCH)}).run), "one of them may be a few figures"
+    apart = [Launch(0, 20 * MS), MUCH, Sync(0), Launch(0, US), MUCH, Sync(0), Work(PAUSE)] * STEPS
+    assert "blocking_calls" in replayed(simulate({0: [*apart, Launch(0, 20 * MS)]}).run)
+
+
+@pytest.mark.parametrize("needs", ["gc.collect", FETCH])
+def test_much_that_is_copied_before_what_needs_no_copy_keeps_no_wait(needs: str) -> None:
+    run = simulate({0: draining(replace(MUCH, ns=200 * US))}).run
+    found = replayed(with_ranges(run, needs, returned(run.ranks[0])))
+    assert "blocking_calls" in found or "do not wait" in found["data_loading"].title
+
+
 @pytest.mark.parametrize("needs", ["gc.collect", FETCH])
 def test_what_needs_no_copy_keeps_no_wait(needs: str) -> None:
     run = simulate({0: draining()}).run
