@@ -131,7 +131,7 @@ def findings_of(asked: Asked) -> list[Finding]:
             [rank for each in asked.held for rank in (each.rank, *each.late_with)],
         ),
         *rising_kernels(run, {info.rank: _computed_ns(info) for info in asked.ranks}),
-        *longer_calls(run, asked.head, asked.windows, asked.longer),
+        *longer_calls(run, asked.head, asked.windows, asked.longer, asked.cross_rank.clocks),
         *partly_recorded_groups(run, asked.cross_rank),
         *pipeline_bubbles(run, stages),
         *pipeline_fill(run, stages),

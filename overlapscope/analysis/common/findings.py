@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from overlapscope.analysis.common.wording import MAX_LISTED, rank_list
+from overlapscope.display import percent_text
 from overlapscope.timeline.run import Source
 
 MILLISECOND_NS = 1_000_000
@@ -59,13 +60,15 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             )
         )
     if fused.spans:
+        share = fused.duration_ns / compute_ns if compute_ns else 0.0
         findings.append(
             Finding(
                 id="fused_kernels",
                 severity="info",
-                title=f"{fused.spans} kernels ({format_ms(fused.duration_ns)}) compute and communicate at the same "
-                "time and count as compute",
-                evidence={"names": fused.names[:20]},
+                title=f"{fused.spans} kernels ({format_ms(fused.duration_ns)}, {percent_text(share)} of compute) "
+                "communicate in or beside products and count as compute: what they wait for other ranks is in no "
+                "figure; to count them as communication, name them with --comm",
+                evidence={"share_of_compute": share, "names": fused.names[:20]},
                 known_from="trace",
             )
         )

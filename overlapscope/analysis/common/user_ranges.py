@@ -6,17 +6,21 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 _NO_WORDS: Final = re.compile(
-    r"^(?:(?:ProfilerStep|overlapscope\.step)#|overlapscope\.comm:|(?:nccl|gloo|mpi|ucc|hccl|rccl):|(?:cuda|hip|cu)[A-Z]"
+    r"^(?:(?:ProfilerStep|overlapscope\.step)#|overlapscope\.comm:|(?:nccl|hccl|rccl):|(?:cuda|hip|cu)[A-Z]"
     r"|Torch-Compiled Region|## Call CompiledFxGraph)"
 )
-"""Marks of steps, communication and compiled code, and calls of the runtime: they say nothing of what a host did in a
-pause."""
+"""Marks of steps, communication of devices and compiled code, and calls of the runtime: they say nothing of what a host
+did in a pause."""
+_OF_HOST: Final = re.compile(r"^(?:gloo|mpi|ucc):")
+"""Collectives of hosts: what the host of a device did in a pause, but no reason for its rank to be late, as it waits in
+them for others; without a device they are the job's communication."""
 _NUMBER: Final = re.compile(r"[0-9]+")
 """Ranges whose names differ in numbers alone, as those of batches, are the same."""
 
@@ -30,12 +34,23 @@ def range_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int
 def row_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) -> int | None:
     """Return the row of the innermost range of a thread that covers most of a pause, on the rank's own clock.
 
-    Ranges around whole steps are none. None where no range covers half of it.
+    Ranges around whole steps are none, collectives of the host of a device may be. None where no range covers half of
+    it.
     """
     notes = timeline.annotations
     covered = np.minimum(notes.end_ns, end_ns) - np.maximum(notes.start_ns, begin_ns)
-    around = _telling(timeline, (notes.lane == lane) & (2 * covered >= end_ns - begin_ns))
+    chosen = (notes.lane == lane) & (2 * covered >= end_ns - begin_ns)
+    around = _telling_rows(timeline, chosen, of_host=timeline.has_device).tolist()
     return min(around, key=lambda row: int(notes.end_ns[row] - notes.start_ns[row]), default=None)
+
+
+def innermost_told(timeline: RankTimeline, lane: Ints, at_ns: Ints) -> Ints:
+    """Return the row of the innermost range around each moment of a thread, on the rank's own clock, of those that
+    `row_of_pause` knows; NONE where there is none."""
+    chosen = np.zeros(timeline.annotations.name.size, np.bool_)
+    chosen[_telling_rows(timeline, ~chosen, of_host=timeline.has_device)] = True
+    found = innermost_range(timeline.annotations, lane, at_ns, chosen)
+    return np.where(found == NOWHERE, NONE, found)
 
 
 def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
@@ -48,9 +63,9 @@ def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
     at = order[np.maximum(np.searchsorted(steps.start_ns[order], notes.start_ns, side="right") - 1, 0)]
     in_steps = (notes.start_ns >= steps.start_ns[at]) & (notes.end_ns <= steps.end_ns[at])
     own, marked = steps.step[at] == step, notes.lane[np.isin(notes.start_ns, steps.start_ns)]
-    usual = {_family(timeline, name) for name in unique(notes.name[in_steps & ~own]).tolist()}
-    found = _telling(timeline, in_steps & own & np.isin(notes.lane, marked))
-    alone = [row for row in found if _family(timeline, notes.name[row]) not in usual]
+    usual = {family(timeline, name) for name in unique(notes.name[in_steps & ~own]).tolist()}
+    found = _telling_rows(timeline, in_steps & own & np.isin(notes.lane, marked)).tolist()
+    alone = [row for row in found if family(timeline, notes.name[row]) not in usual]
     if not alone:
         return None
     longest = max(alone, key=lambda row: notes.end_ns[row] - notes.start_ns[row])
@@ -67,7 +82,7 @@ def times_in_ranges(
     codes = notes.name[rows]
     families: dict[str, list[int]] = {}
     for code in unique(codes).tolist():
-        families.setdefault(_family(timeline, code), []).append(code)
+        families.setdefault(family(timeline, code), []).append(code)
     found = {}
     for name, own in families.items():
         if names is not None and name not in names:
@@ -78,21 +93,21 @@ def times_in_ranges(
     return found
 
 
-def _family(timeline: RankTimeline, name: int) -> str:
+def family(timeline: RankTimeline, name: int) -> str:
+    """Return a name (code) with its numbers as `#`."""
     return _NUMBER.sub("#", timeline.names[name])
 
 
-def _telling(timeline: RankTimeline, chosen: Flags) -> list[int]:
-    """Return the rows of the chosen annotations that say what a host did."""
-    found: list[int] = _telling_rows(timeline, chosen).tolist()
-    return found
-
-
-def _telling_rows(timeline: RankTimeline, chosen: Flags) -> Ints:
+def _telling_rows(timeline: RankTimeline, chosen: Flags, *, of_host: bool = False) -> Ints:
+    """Return the rows of the chosen annotations that say what a host did, with `of_host` its collectives, too."""
     rows = np.flatnonzero(chosen)
     rows = rows[~_around_steps(timeline, rows)]
     names = timeline.annotations.name[rows]
-    telling = [code for code in unique(names).tolist() if not _NO_WORDS.match(timeline.names[code])]
+    telling = [
+        code
+        for code in unique(names).tolist()
+        if not _NO_WORDS.match(timeline.names[code]) and (of_host or not _OF_HOST.match(timeline.names[code]))
+    ]
     return rows[np.isin(names, telling)]
 
 

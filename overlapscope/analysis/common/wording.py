@@ -9,6 +9,8 @@ from overlapscope.timeline.run import Run
 
 MAX_LISTED: Final = 16
 """Ranks listed as evidence."""
+LISTED: Final = 8
+"""Ranks listed in a sentence."""
 
 
 def group_label(run: Run, group: str) -> str:
@@ -39,8 +41,14 @@ def rank_list(ranks: Iterable[int]) -> str:
     return (
         f"rank {ordered[0]}"
         if len(ordered) == 1
-        else f"ranks {first_and_count([str(rank) for rank in ordered], 8, ', ')}"
+        else f"ranks {first_and_count([str(rank) for rank in ordered], LISTED, ', ')}"
     )
+
+
+def ranks_of_run(ranks: Iterable[int], recorded: int) -> str:
+    """Return `rank_list`, or `all 16 recorded ranks` where these are more than are listed, and all of a run."""
+    those = set(ranks)
+    return f"all {recorded} recorded ranks" if len(those) == recorded > LISTED else rank_list(those)
 
 
 def first_and_count(parts: Sequence[str], limit: int, separator: str) -> str:

@@ -34,8 +34,10 @@ from overlapscope.analysis.graph.named_operations import with_operations
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.display import list_some
 from overlapscope.errors import HostEventsError, UsageError
+from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, SPAN_KINDS, HostSpans, Ints, make, or_none, size
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.operations import UNNAMED
 from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -316,18 +318,20 @@ def explained(
 
 def with_late_ends(chain: Chain, ranks: Mapping[int, RankTimeline], late_ns: Mapping[int, Ints]) -> Chain:
     """Return a chain whose transfers say how much later they ended than on another rank (`CrossRank.ended_late_ns`),
-    and what was called where another operation carried it out."""
+    and whose calls are named by their operation where the recording names the call that made them, or carried them out,
+    instead."""
 
     def told(each: Link) -> Link:
-        timeline = ranks[each.rank]
-        row = NONE if each.span is None else int(timeline.spans.collective[each.span])
-        if row == NONE or each.kind not in ("transfer", "comm"):
+        timeline = ranks[each.rank] if each.span is not None else None
+        row = NONE if timeline is None or each.span is None else int(timeline.spans.collective[each.span])
+        if timeline is None or row == NONE:
             return each
         op = timeline.name(int(timeline.collectives.op[row]))
-        carried_out = op and not timeline.has_device and not (each.what or op).endswith(op)
+        is_named = op in (None, UNNAMED) or (each.what or "").endswith(op or "")
+        is_named |= timeline.has_device and each.op not in (None, RECORD_PARAM_COMMS)
         late = int(late_ns[each.rank][row]) if each.kind == "transfer" else 0
         return msgspec.structs.replace(
-            each, op=op if carried_out else each.op, late_end_ns=min(late, max(each.end_ns - each.start_ns, 0))
+            each, op=each.op if is_named else op, late_end_ns=min(late, max(each.end_ns - each.start_ns, 0))
         )
 
     return msgspec.structs.replace(chain, chain=[told(each) for each in chain.chain])

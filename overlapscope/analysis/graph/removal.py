@@ -224,8 +224,12 @@ def of_a_step(
 ) -> Removal | None:  # fmt: skip
     """Return what the ranks are worth together in the mean of the steps that all ranks recorded completely, or of those
     from the step `since` on; None where there is no such step, or no other rank ran the program of one of them.
-    `slowdown` as for `relieved`."""
-    steps = job_bounds(whole.graph, timelines)
+    `slowdown` as for `relieved`.
+
+    A step without communication begins where the late ranks begin it: they carry into it what earlier steps delayed
+    them by.
+    """
+    steps = [_carrying(whole.graph, each, ranks) for each in job_bounds(whole.graph, timelines)]
     runs = step_runs([each for each in steps if since is None or (each.step is not None and each.step >= since)])
     count = sum(steps for _, steps in runs)
     windows = tuple(window for window, _ in runs)
@@ -238,6 +242,19 @@ def of_a_step(
         found, aligned_ns=round(found.aligned_ns / count), gain_ns=round(found.gain_ns / count),
         low_ns=round(found.low_ns / count), high_ns=round(found.high_ns / count),
     )  # fmt: skip
+
+
+def _carrying(graph: Graph, step: Bounds, ranks: Sequence[int]) -> Bounds:
+    """Return a step as it is, or begun by these ranks alone where no rank communicates in it."""
+    time, starts, ends = graph.nodes.time_ns, graph.part_index(step.start), graph.part_index(step.end)
+    for at in np.unique(starts):
+        part = graph.ranks[at]
+        begun = time[part.starts()][part.span_kind == COMM]
+        begin_ns, end_ns = time[step.start[starts == at]].min(), time[step.end[ends == at]].max()
+        if ((begun >= begin_ns) & (begun < end_ns)).any():
+            return step
+    own = np.array([graph.ranks[at].rank in ranks for at in starts])
+    return replace(step, start=step.start[own]) if own.any() else step
 
 
 def _lengths(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object], most: int) -> list[int]:

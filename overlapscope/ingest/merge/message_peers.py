@@ -104,7 +104,8 @@ def with_checked_places(ranks: Mapping[int, RankTimeline], groups: Sequence[Grou
     their group.
 
     torch writes the places of both ends in their group. Where the own one is another on any recorded rank, or a place
-    is beyond the group, both are ranks of the job if that fits on all recorded ranks; else the peers are unknown.
+    is beyond the group, both are ranks of the job if that fits on all recorded ranks; else the peers are unknown. Where
+    any call states another peer than its range, calls state theirs themselves, also those that say the same.
     """
     members = {group.name: group.ranks for group in groups if group.ranks}
     ends: dict[str, dict[int, tuple[Flags, Ints, Ints]]] = {}
@@ -121,6 +122,8 @@ def with_checked_places(ranks: Mapping[int, RankTimeline], groups: Sequence[Grou
         group = members[name]
         if all(_are(rows, own, peer, group.index(rank), range(len(group))) for rank, (rows, own, peer) in each.items()):
             continue
+        if not all(_taken(ranks[rank], rows, peer, group)[rows].all() for rank, (rows, _, peer) in each.items()):
+            continue
         of_job = all(_are(rows, own, peer, rank, group) for rank, (rows, own, peer) in each.items())
         for rank, (rows, _, peer) in each.items():
             changed[rank] = _stated_otherwise(changed[rank], rows, peer, group, of_job=of_job)
@@ -132,13 +135,17 @@ def _are(rows: Flags, own: Ints, peer: Ints, here: int, among: Sequence[int]) ->
     return bool((own[rows] == here).all() and (peer[rows] != here).all() and np.isin(peer[rows], among).all())
 
 
+def _taken(timeline: RankTimeline, rows: Flags, peer: Ints, members: Sequence[int]) -> Flags:
+    """Return which of these rows have the peer of this place, or none: none that the call itself states."""
+    stated, ranks = timeline.collectives.peer, np.append(np.array(members, np.int64), NONE)
+    found: Flags = rows & ((stated == ranks[np.clip(peer, 0, len(members))]) | (stated == NONE))
+    return found
+
+
 def _stated_otherwise(
     timeline: RankTimeline, rows: Flags, peer: Ints, members: Sequence[int], *, of_job: bool
 ) -> RankTimeline:
     """Return a rank with its peers as ranks of the job, or unknown, where they were taken from places."""
-    calls = timeline.collectives
-    ranks = np.append(np.array(members, np.int64), NONE)
-    by_place = ranks[np.clip(peer, 0, len(members))]
-    taken = rows & ((calls.peer == by_place) | (calls.peer == NONE))
+    calls, taken = timeline.collectives, _taken(timeline, rows, peer, members)
     stated = np.where(taken, peer if of_job else NONE, calls.peer)
     return timeline.with_calls(timeline.names, replace(calls, peer=stated))

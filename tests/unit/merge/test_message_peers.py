@@ -118,6 +118,7 @@ def test_ends_that_are_neither_places_nor_ranks_leave_peers_unknown() -> None:
 def test_a_peer_that_the_call_itself_states_stays_whatever_its_range_says() -> None:
     other = in_ranges(4, ["nccl:send 1->2"], [6])
     assert checked(other) == {4: [6]}
+    assert checked(in_ranges(0, ["nccl:send 1->2"], [4]), other) == {0: [4], 4: [6]}, "nor that of its like"
 
 
 def test_where_members_are_not_known_or_ranges_are_missing_nothing_changes() -> None:

@@ -57,7 +57,20 @@ def test_a_wait_leads_to_the_rank_that_came_last_and_through_its_host_to_the_ker
         assert later.start_ns == earlier.end_ns
     text = shown.render(found)
     assert "Rank 0 at 5.000 ms: exposed communication, until compute after begins at" in text
-    assert "late rank: began nccl last" in text
+    assert "late rank: began all_reduce (nccl) last" in text
+
+
+def test_a_collective_is_named_by_its_operation_where_the_call_around_it_has_no_name_of_one() -> None:
+    """So do critical paths."""
+    run = two_ranks()
+
+    def made_by(call: str, each: RankTimeline) -> RankTimeline:
+        of = np.where(each.spans.kind == COMM, len(each.names), each.spans.host_op).astype(np.int32)
+        return replace(each, names=(*each.names, call), spans=replace(each.spans, host_op=of))
+
+    for call, said in (("record_param_comms", "all_reduce"), ("sum up", "sum up")):
+        called = replace(run, ranks={rank: made_by(call, each) for rank, each in run.ranks.items()})
+        assert f"transfer of {said} (nccl)" in shown.render(chain_at(called, 0, 5 * MS))
 
 
 def test_a_span_is_explained_as_the_moment_that_it_ended() -> None:

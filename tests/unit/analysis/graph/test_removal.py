@@ -4,12 +4,13 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.bounds import job_bounds
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds
 from overlapscope.analysis.graph.removal import (
     RunGraph,
     _relieved_ns,
@@ -26,9 +27,12 @@ from overlapscope.analysis.graph.removal import (
 from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
 from overlapscope.analysis.stragglers.stragglers import measured_slowdown
 from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, simulate, write_kineto
 from tests.property.synthetic.job_faults import draw
+from tests.support.graph_programs import Launch, Operation, Sync
+from tests.support.graph_programs import simulate as simulate_programs
 
 WITHIN = 0.02
 
@@ -218,3 +222,27 @@ def test_in_each_step_those_are_late_that_end_late_alone() -> None:
     whole = graph_of(run)
     late = [late_in_step(whole.graph, each) for each in job_bounds(whole.graph, run.ranks)]
     assert sum(each == set(culprits) for each in late) > len(late) / 2
+
+
+def test_a_step_without_communication_gains_no_lag_that_a_rank_carries_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three kernels of 3 ms instead of 2, then a sum: the second kernel is a step, that the late rank begins 1 ms later
+    than its peers, and ends 2 ms later."""
+    kernels = {rank: [Launch(0, (3 if rank == 1 else 2) * 1_000_000)] * 3 for rank in range(3)}
+    last: list[Operation] = [Launch(0, kind=COMM, name="ncclDevKernel_AllReduce", call="sum"), Sync()]
+    run = simulate_programs({rank: [*own, *last] for rank, own in kernels.items()}, {"sum": 100_000}).run
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    parts, nodes = whole.graph.ranks, np.arange(whole.graph.nodes.time_ns.size)
+
+    def gain_ns(until: int) -> int:
+        start = np.array([nodes[part.starts()][1] for part in parts])
+        end = np.array([nodes[part.ends()][until] for part in parts])
+        monkeypatch.setattr(
+            "overlapscope.analysis.graph.removal.job_bounds",
+            lambda *_: [Bounds(step=1, rank=None, start=start, end=end)],
+        )
+        found = of_a_step(whole, run.ranks, [1], programs)
+        assert found
+        return found.gain_ns
+
+    assert gain_ns(1) == pytest.approx(1_000_000, rel=0.02)
+    assert gain_ns(3) == pytest.approx(3_000_000, rel=0.02), "with the sum it is as long as all wait in it"
