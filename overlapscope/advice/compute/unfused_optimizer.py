@@ -18,7 +18,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import factorize_rows, largest_by, values_in
+from overlapscope.timeline.rows import factorize_rows, largest_by, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.03
@@ -32,6 +32,8 @@ whose names say so (`FUSED`)."""
 LOOPS: Final = 20
 """Fewest kernels a step of a loop over parameters. A choice: each has several, where a fused one makes few for
 all."""
+BETWEEN: Final = 20
+"""Fewest other kernels between two updates: a forward and a backward pass have more, what prepares gradients fewer."""
 NEARLY_ALL: Final = 0.8
 PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
 """Least reads and writes of each element: parameter, gradient, and what the optimizer keeps (SGD without momentum)."""
@@ -54,7 +56,7 @@ class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     """Between two of them, while the device had nothing else to do."""
     kernels: float = 0.0
     longest_ns: float = 0.0
-    """The longest one: a fused kernel reads and writes as much, at least."""
+    """The longest one of each update: a fused kernel reads and writes as much, at least."""
     by_name: bool = False
     """Whether names tell some of its kernels."""
     loops: bool = False
@@ -185,7 +187,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
         busy_ns=length(times) / len(windows),
         idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
         kernels=np.count_nonzero(counted) / len(windows),
-        longest_ns=_longest_ns(timeline, own[counted], window[counted]),
+        longest_ns=_longest_ns(timeline, computes, own[counted], window[counted]),
         by_name=bool(np.isin(own[counted], computes[updates]).any()),
         loops=loops,
     )
@@ -197,11 +199,20 @@ def _loops(timeline: RankTimeline, own: Ints, windows: int) -> bool:
     return bool(own.size >= LOOPS * windows and np.count_nonzero(elementwise) >= NEARLY_ALL * own.size)
 
 
-def _longest_ns(timeline: RankTimeline, own: Ints, window: Ints) -> float:
-    """Return how long the longest of these kernels takes, in the median of the windows that have any."""
-    windows, at = np.unique(window, return_inverse=True)
-    taken = (timeline.spans.end_ns - timeline.spans.start_ns)[own]
-    return float(np.median(largest_by(at, taken, windows.size))) if windows.size else 0.0
+def _longest_ns(timeline: RankTimeline, computes: Ints, own: Ints, window: Ints) -> float:
+    """Return how long the longest kernel of each update takes, summed over the updates of a window: the median of the
+    windows that have any. Between two updates run at least `BETWEEN` other kernels that compute."""
+    if not own.size:
+        return 0.0
+    spans = timeline.spans
+    order = np.argsort(spans.start_ns[own], kind="stable")
+    others = np.sort(spans.start_ns[np.setdiff1d(computes, own)])
+    passed = np.searchsorted(others, spans.start_ns[own][order])
+    update = np.cumsum(np.diff(passed, prepend=passed[0]) >= BETWEEN)
+    of_update, at = np.unique(np.stack([window[order], update]), axis=1, return_inverse=True)
+    longest = largest_by(at.reshape(-1), (spans.end_ns - spans.start_ns)[own][order], of_update.shape[1])
+    windows, of_window = np.unique(of_update[0], return_inverse=True)
+    return float(np.median(sum_by(of_window.reshape(-1), longest, windows.size)))
 
 
 def _idle_between_ns(timeline: RankTimeline, own: Ints) -> int:

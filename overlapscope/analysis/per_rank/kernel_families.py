@@ -25,7 +25,7 @@ FAMILIES: Final = {
         r"(?:layer|rms|batch|group|instance)_?norm|GammaBeta|\bbn_[bf]w|RowwiseMoments|welford", re.IGNORECASE
     ),
     "softmax and loss": re.compile(r"softmax|nll_loss|cross_?entropy", re.IGNORECASE),
-    ELEMENTWISE: re.compile(r"elementwise_kernel"),
+    ELEMENTWISE: re.compile(r"(?<!gather_)elementwise_kernel"),
 }
 """Families of kernels with names of theirs, in the order in which they are tried: a copy is also elementwise, attention
 also a product. Names of PyTorch (ATen, Inductor), cuBLAS, cuDNN, CUTLASS, FlashAttention, hipBLASLt and MIOpen, as in

@@ -44,6 +44,9 @@ MOST_HOSTS: Final = 0.5
 OF_RECORDING: Final = 0.5
 """... if that lasts for this share of the longest recording of one. Choices. What a host did before it was recorded is
 not known, and would explain any shortage; one whose recording ends has done its work."""
+SPREAD: Final = 0.3
+"""Cores are short now and again over this share of the time: what is so once, such as garbage collection as a step
+begins, is no lack of them. A choice."""
 LONGEST_TURN_NS: Final = 12_000_000
 """While more hosts want to run than cores are there, and fewer run than these, one begins or ends a pause at least so
 often: a core that is not seen to run a host may be held by one that spins in a wait, but for no longer than a turn.
@@ -214,6 +217,7 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
             share >= PINNED
             and held_ns >= OF_TIME * int(taken_ns.sum())
             and alike >= max(WIDESPREAD * len(ranks), FEWEST)
+            and _spread(taken_ns, running, wants, cores) >= SPREAD
             and (not while_fetching or _ran(taken_ns, running, wants, cores) >= RAN * cores)
         ):
             together = taken_ns * (recording == len(ranks))
@@ -229,6 +233,13 @@ def _ran(taken_ns: Ints, running: Ints, wants: Ints, cores: int) -> float:
     """Return how many hosts ran in the mean while more than `cores` wanted to, and no more than these did."""
     short = taken_ns * ((wants > cores) & (running <= cores))
     return float((running * short).sum() / max(int(short.sum()), 1))
+
+
+def _spread(taken_ns: Ints, running: Ints, wants: Ints, cores: int) -> float:
+    """Return in which share of the time judged, from the first to the last such moment, more than `cores` wanted to run
+    and no more than these did."""
+    short = np.flatnonzero((taken_ns > 0) & (wants > cores) & (running <= cores))
+    return float(taken_ns[short[0] : short[-1] + 1].sum() / taken_ns.sum()) if short.size else 0.0
 
 
 def _beyond(fetches: Intervals, usual_ns: int) -> Intervals:

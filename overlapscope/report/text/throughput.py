@@ -1,5 +1,6 @@
 """Render what a run processes and what its losses cost, in sentences; what is not known is left out."""
 
+from statistics import median
 from typing import Final
 
 from overlapscope.analysis.cost.throughput import Amount, Throughput, gpu_hours_a_day
@@ -15,6 +16,8 @@ APART: Final = 0.1
 changes no decision."""
 APART_HOURS: Final = 1.0
 """The same in GPU-hours a day. A choice."""
+OF_NO_STEP: Final = 0.25
+"""From this difference on of a share of medians to the median of shares the former is none of a step. A choice."""
 
 
 def lines(found: Throughput | None, head: Headline) -> list[str]:
@@ -94,21 +97,31 @@ def _hours(found: Throughput, head: Headline) -> str:
 
 def _of_median(found: Throughput, head: Headline) -> str:
     """Return which steps the hours are of, and what the headline's median step gives, where that differs by much from
-    what these steps together give; which steps also where something before the first of them is in none."""
-    pairs = [
-        (gpu_hours_a_day(ns / head.step_ns, found.devices or 0), hours)
-        for ns, hours in (
-            (head.exposed_comm_ns, found.exposed_gpu_hours_a_day), (head.idle_ns, found.idle_gpu_hours_a_day),
-        )
-        if ns is not None and hours is not None and head.step_ns and head.window == "step"
-    ]  # fmt: skip
-    if not any(
-        median is not None and abs(median - hours) >= max(APART * max(median, hours), APART_HOURS)
-        for median, hours in pairs
-    ):
+    what these steps together give; which steps also where something before the first of them is in none.
+
+    Where outliers set the median length, that of one step and what another exposes give no step's hours: then it is the
+    median of what each step gives.
+    """
+    hours = (found.exposed_gpu_hours_a_day, found.idle_gpu_hours_a_day)
+    length_ns, medians = (head.step_ns if head.window == "step" else None), (head.exposed_comm_ns, head.idle_ns)
+    known = [at for at in range(2) if hours[at] is not None and medians[at] is not None and length_ns]
+    shares = [(medians[at] or 0) / (length_ns or 1) for at in known]
+    of_steps = (
+        [
+            median((each.exposed_comm_ns, each.idle_ns)[at] / max(each.step_ns, 1) for each in head.job_steps)
+            for at in known
+        ]
+        if head.job_steps
+        else shares
+    )
+    of_none = any(abs(one - other) >= OF_NO_STEP * max(one, other) for one, other in zip(shares, of_steps, strict=True))
+    usual = [gpu_hours_a_day(share, found.devices or 0) or 0.0 for share in (of_steps if of_none else shares)]
+    of_all = [hours[at] or 0.0 for at in known]
+    if not any(abs(a - b) >= max(APART * max(a, b), APART_HOURS) for a, b in zip(usual, of_all, strict=True)):
         return f", over {_which_steps(found)}" if found.lead is not None else ""
-    medians = " and ".join(f"{median:,.1f}" for median, _ in pairs)
-    return f", over {_which_steps(found)}; the median step, which milliseconds are of, gives {medians}"
+    said = " and ".join(f"{each:,.1f}" for each in usual)
+    gives = "the median of what steps give is" if of_none else "the median step, which milliseconds are of, gives"
+    return f", over {_which_steps(found)}; {gives} {said}"
 
 
 def _which_steps(found: Throughput) -> str:

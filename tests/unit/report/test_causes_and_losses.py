@@ -253,7 +253,7 @@ def test_where_nothing_is_recommended_the_critical_path_says_what_is_to_gain_at_
 def test_hours_of_the_median_step_are_said_where_they_differ_by_a_tenth_and_an_hour(
     exposed_hours: float, said: bool
 ) -> None:
-    head = replace(ALIKE.headline, window="step", step_ns=10 * MS, exposed_comm_ns=5 * MS, idle_ns=None)
+    head = replace(ALIKE.headline, window="step", step_ns=10 * MS, exposed_comm_ns=5 * MS, idle_ns=None, job_steps=[])
     found = Throughput(
         steps=4, ranks=2, devices=2, on_device=True, device=None, time_ns=10 * MS, time_from="recorded",
         exposed_gpu_hours_a_day=exposed_hours,
@@ -263,6 +263,14 @@ def test_hours_of_the_median_step_are_said_where_they_differ_by_a_tenth_and_an_h
     small = replace(head, exposed_comm_ns=MS // 100)
     (day,) = throughput.lines(replace(found, exposed_gpu_hours_a_day=0.07), small)
     assert "the median step" not in day, "0.05 and 0.07 hours are apart by less than an hour"
+    # Outliers set the length of the median step, of which a usual one exposes half.
+    steps = [
+        replace(each, step_ns=length * MS, exposed_comm_ns=exposed * MS)
+        for each, (length, exposed) in zip(ALIKE.headline.job_steps, ((5, 2), (10, 5), (10, 6)), strict=False)
+    ]
+    outliers = replace(head, exposed_comm_ns=2 * MS, job_steps=steps)
+    (day,) = throughput.lines(found, outliers)
+    assert ("; the median of what steps give is 24.0." in day) is said
 
 
 # --- what has no name -------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
         ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1>", "normalisation"),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>", "softmax and loss"),
         (ADD, "elementwise"),
+        ("void at::native::_scatter_gather_elementwise_kernel<128, 8, ReduceAdd>", OTHER),
         ("triton_poi_fused_add_0", "compiled (Triton)"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp>", OTHER),
     ],

@@ -88,6 +88,30 @@ def test_the_longest_kernel_is_that_of_a_usual_step() -> None:
     assert fired(made(step))["unfused_optimizer"].evidence["needs_ns"] == 30 * US
 
 
+@pytest.mark.parametrize(("between", "needs_us"), [(20, 60), (19, 30)])
+def test_each_update_of_a_step_takes_as_long_as_its_longest_kernel(between: int, needs_us: int) -> None:
+    """Two updates with a pass of so many other kernels between them; fewer are what prepares gradients."""
+
+    def step(_: int) -> list[Item]:
+        one, other = (
+            [
+                Kernel(
+                    start=begin + at * 30, end=begin + at * 30 + 30, launch=launch + at, name=FOREACH, host_op="foreach"
+                )
+                for at in range(2)
+            ]
+            for begin, launch in ((500, 420), (900, 820))
+        )
+        passes = [Kernel(start=600 + 10 * at, end=605 + 10 * at, launch=500 + at) for at in range(between)]
+        return [
+            Kernel(start=0, end=500), Sent(start=100, end=200), *one, *passes, *other,
+            Range(name="Optimizer.step#AdamW.step", start=410, end=450),
+            Range(name="Optimizer.step#AdamW.step", start=810, end=850),
+        ]  # fmt: skip
+
+    assert fired(made(step))["unfused_optimizer"].evidence["needs_ns"] == needs_us * US
+
+
 NORM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::LpNormFunctor<float, 2>>"
 
 

@@ -154,6 +154,15 @@ def test_hosts_whose_recordings_begin_far_apart_are_not_judged(begun_apart_ms: i
     assert [each.cores for each in found(hosts)] == [2] * shared
 
 
+@pytest.mark.parametrize(("fifths", "shared"), [(1, False), (2, True)])
+def test_hosts_that_pause_in_turns_once_lack_no_cores(fifths: int, *, shared: bool) -> None:
+    """As where the garbage collector runs on all of them when a step begins; then they wait for their devices."""
+    until = fifths * LENGTH // 5
+    waits = [(until, LENGTH)]
+    hosts = [host([each for each in paused if each[1] < until], waiting=waits) for paused in scheduled(4, 2, 4)]
+    assert [each.cores for each in found(hosts)] == [2] * shared
+
+
 def test_a_host_that_ends_earlier_has_done_its_work_and_leaves_its_core_to_others() -> None:
     """The last quarter is of one host alone, and not judged."""
     ends = [LENGTH - at * LENGTH // 4 for at in range(3)]
