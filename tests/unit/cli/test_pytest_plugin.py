@@ -125,7 +125,7 @@ def test_a_training_step_is_recorded_kept_and_judged(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "step" / "run.json").exists()
     assert (tmp_path / "kept" / "slow" / "run.json").exists()
 
-    shown, ended = pytest_of(tmp_path, SLEEP="0.1")
+    shown, ended = pytest_of(tmp_path, SLEEP="0.4")  # far more than busy cores delay a step
     assert ended.pop("test_a_step") == "passed"
     assert ended.pop("test_that_is_not_marked") == "passed"
     assert ended == {"test_a_slower_step": "failure", "test_a_budget_that_is_not": "failure"}
