@@ -164,8 +164,8 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         rooted = end_together(rooted or drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
         together = left_together(rooted.blocks, clocks)
         checked, rooted_blocks = replace(checked, blocks=(*checked.blocks, *together.waited)), together.others
-    begin = [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, joined)]
-    every = with_start_delays(run, begin, joined, known or {})
+    split = [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, joined)]
+    every = with_start_delays(run, split, joined, known or {})
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:
         splits = with_begins(run, splits, hosts)

@@ -17,7 +17,8 @@ changes no decision."""
 APART_HOURS: Final = 1.0
 """The same in GPU-hours a day. A choice."""
 OF_NO_STEP: Final = 0.25
-"""From this difference on of a share of medians to the median of shares the former is none of a step. A choice."""
+"""Least relative difference between the hours of two medians and the median of hours from which on the former are of no
+step. A choice."""
 
 
 def lines(found: Throughput | None, head: Headline) -> list[str]:
@@ -99,29 +100,34 @@ def _of_median(found: Throughput, head: Headline) -> str:
     """Return which steps the hours are of, and what the headline's median step gives, where that differs by much from
     what these steps together give; which steps also where something before the first of them is in none.
 
-    Where outliers set the median length, that of one step and what another exposes give no step's hours: then it is the
-    median of what each step gives.
+    Where outliers set the median length, it may be of another step than the median time that is lost, and both together
+    are none's: then it is the median of what each step gives.
     """
-    hours = (found.exposed_gpu_hours_a_day, found.idle_gpu_hours_a_day)
-    length_ns, medians = (head.step_ns if head.window == "step" else None), (head.exposed_comm_ns, head.idle_ns)
-    known = [at for at in range(2) if hours[at] is not None and medians[at] is not None and length_ns]
-    shares = [(medians[at] or 0) / (length_ns or 1) for at in known]
-    of_steps = (
-        [
-            median((each.exposed_comm_ns, each.idle_ns)[at] / max(each.step_ns, 1) for each in head.job_steps)
-            for at in known
-        ]
-        if head.job_steps
-        else shares
-    )
-    of_none = any(abs(one - other) >= OF_NO_STEP * max(one, other) for one, other in zip(shares, of_steps, strict=True))
-    usual = [gpu_hours_a_day(share, found.devices or 0) or 0.0 for share in (of_steps if of_none else shares)]
-    of_all = [hours[at] or 0.0 for at in known]
-    if not any(abs(a - b) >= max(APART * max(a, b), APART_HOURS) for a, b in zip(usual, of_all, strict=True)):
+    pairs = []
+    for all_give, lost_ns, each_lost_ns in (
+        (found.exposed_gpu_hours_a_day, head.exposed_comm_ns, [step.exposed_comm_ns for step in head.job_steps]),
+        (found.idle_gpu_hours_a_day, head.idle_ns, [step.idle_ns for step in head.job_steps]),
+    ):
+        if all_give is not None and lost_ns is not None and head.step_ns and head.window == "step":
+            shares = [ns / max(step.step_ns, 1) for ns, step in zip(each_lost_ns, head.job_steps, strict=True)]
+            of_medians = lost_ns / head.step_ns
+            pairs.append((all_give, *(_a_day(share, found) for share in (of_medians, median(shares or [of_medians])))))
+    of_no_step = any(_are_apart(of_medians, usual, OF_NO_STEP) for _, of_medians, usual in pairs)
+    given = [usual if of_no_step else of_medians for _, of_medians, usual in pairs]
+    if not any(_are_apart(all_give, hours, APART) for (all_give, *_), hours in zip(pairs, given, strict=True)):
         return f", over {_which_steps(found)}" if found.lead is not None else ""
-    said = " and ".join(f"{each:,.1f}" for each in usual)
-    gives = "the median of what steps give is" if of_none else "the median step, which milliseconds are of, gives"
+    said = " and ".join(f"{hours:,.1f}" for hours in given)
+    gives = "the median of what steps give is" if of_no_step else "the median step, which milliseconds are of, gives"
     return f", over {_which_steps(found)}; {gives} {said}"
+
+
+def _a_day(share: float, found: Throughput) -> float:
+    return gpu_hours_a_day(share, found.devices or 0) or 0.0
+
+
+def _are_apart(one: float, other: float, share: float) -> bool:
+    """Return whether hours differ by this share, and by enough to be named."""
+    return abs(one - other) >= max(share * max(one, other), APART_HOURS)
 
 
 def _which_steps(found: Throughput) -> str:
