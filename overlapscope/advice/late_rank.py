@@ -419,7 +419,7 @@ def _title(
         whom = _whom(found.blame_ns, analysis) if in_turn is None else _slower_words(in_turn)
         return f"W{waiting}{exposed}{without}, {whom}"
     cause = (
-        f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)}{_idles_too(straggler)})"
+        f" ({straggler.held_by.replace('_', ' ')}{_where(straggler)}{_beside_compute(straggler)})"
         if straggler.held_by != "unknown"
         else ""
     )
@@ -480,9 +480,10 @@ def _where(straggler: Straggler) -> str:
     return "" if name is None else f", in {name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + '...'}"
 
 
-def _idles_too(straggler: Straggler) -> str:
-    """Return words to follow the cause of a rank that computed longer: that its device idled longer by as much."""
+def _beside_compute(straggler: Straggler) -> str:
+    """Return words to follow the cause of a rank that computed longer: how many kernels no other rank ran, and that its
+    device idled longer by as much as it computed longer, or more."""
     alone = straggler.evidence.get("kernels_alone")
-    which = f", {alone} kernels that no other rank ran" if alone and alone > 1 else ""
+    which = f", {alone} kernel{'s' * (alone > 1)} that no other rank ran" if alone else ""
     computed, idle = (straggler.evidence.get(key) or 0 for key in ("computed_more_ns", "idle_more_ns"))
     return f"{which}; its host stalls as long" if straggler.held_by in BY_COMPUTE and idle >= computed > 0 else which

@@ -126,7 +126,7 @@ class SlowerInTurn(msgspec.Struct, frozen=True, kw_only=True):
         if self.longer_in is None:
             return ""
         own, others = (f"{ms(least)} to {ms(most)}" for least, most in (self.longer_in.ns, self.longer_in.others_ns))
-        return f"; by rank {own} of {self.longer_in.family} in a step, {others} of all other kernels"
+        return f"; {self.longer_in.family} takes {own} a step, depending on the rank, all other kernels {others}"
 
     @property
     def code(self) -> Mapping[str, str]:

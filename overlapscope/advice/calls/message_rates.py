@@ -43,9 +43,10 @@ def _are_on_one_host(given: RuleInput, members: Sequence[int]) -> bool:
     hosts = {each.rank: each.host for each in given.analysis.ranks if each.rank in members}
     names = set(hosts.values())
     numbers = [frozenset(devices_of(given.run.ranks[rank])) for rank in hosts]
-    named = None not in names and len(hosts) == len(members)
-    known = named or (all(numbers) and len(set(numbers)) == len(numbers) > 1)
-    return known and len(names) == 1 and len({rank // MOST_OF_HOST for rank in members}) == 1
+    if None not in names and len(hosts) == len(members):
+        return len(names) == 1
+    differ = all(numbers) and len(set(numbers)) == len(numbers) > 1
+    return differ and len(names) == 1 and len({rank // MOST_OF_HOST for rank in members}) == 1
 
 
 def _slowest(links: MessageLinks, members: frozenset[int]) -> float | None:

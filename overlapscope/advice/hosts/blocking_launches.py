@@ -4,10 +4,11 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.losses.stream_copies import BETWEEN, TO_DEVICE
+from overlapscope.advice.losses.stream_copies import BETWEEN
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.step_shape import CUDA, LONG_NS, ROCM
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH, SYNCHRONIZES
+from overlapscope.analysis.graph.building.host_waits import TO_DEVICE
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, RUNTIME
 from overlapscope.timeline.lazy_host_spans import select_host_spans

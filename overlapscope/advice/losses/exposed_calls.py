@@ -66,8 +66,8 @@ def _reductions_after(timeline: RankTimeline) -> Ints:
 
 
 def range_after_optimizer(given: RuleInput, *, averages: bool) -> str | None:
-    """Return the name of the range, of the user or a framework, that launches most of the exposed time of the calls
-    after the optimizer: of `averages`, or of large reductions. None where most of it is launched in none."""
+    """Return the name of the range, of the user or a framework, that launches more than half of the exposed time of the
+    calls after the optimizer: of `averages`, or of large reductions. None where no range does."""
     by_name: dict[str | None, int] = {}
     for timeline, windows in given.some_at_hand():
         exposed = exposed_of_calls_ns(given, timeline, windows)
@@ -76,7 +76,8 @@ def range_after_optimizer(given: RuleInput, *, averages: bool) -> str | None:
         for row, ns in zip(around.tolist(), exposed[rows].tolist(), strict=True):
             name = None if row == NONE else timeline.name(int(timeline.annotations.name[row]))
             by_name[name] = by_name.get(name, 0) + ns
-    return max(by_name, key=by_name.__getitem__, default=None)
+    most = max(by_name, key=by_name.__getitem__, default=None)
+    return most if most is not None and 2 * by_name[most] > sum(by_name.values()) else None
 
 
 def _launching_lanes(timeline: RankTimeline, rows: Ints) -> Ints:

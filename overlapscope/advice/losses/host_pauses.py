@@ -91,9 +91,8 @@ def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> s
     """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before."""
     ranks, costliest = evidence["ranks"], evidence["pauses"][0]
     one = len(ranks) == 1
-    recorded = len(ranks) if evidence["all_ranks"] else len(ranks) + 1
     in_turn = ", now one, now another" * evidence["in_turn"]
-    whom = f"the host{'' if one else 's'} of {ranks_of_run(ranks, recorded)}{in_turn}"
+    whom = f"the host{'' if one else 's'} of {ranks_of_run(ranks, len(given.run.ranks))}{in_turn}"
     place = (
         f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
     )

@@ -45,8 +45,8 @@ OF_IDLE: Final = frozenset(
 )  # fmt: skip
 """Recommendations that address idle time."""
 MUCH_LEFT_OUT: Final = 0.1
-"""From this share of exposed time on what lies before the last recording's begin is left out, and of idle time what
-lies before its own. A choice: less is not worth a figure that differs from the headline's."""
+"""From this share of exposed time on what is due to the start of the recording is left out, and of idle time what lies
+before its own. A choice: less is not worth a figure that differs from the headline's."""
 MUCH_LONGER: Final = 0.05
 """Least share of the exposed time that calls take longer than their like to be told. A choice."""
 MUCH_WAITED: Final = 0.25
@@ -83,7 +83,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     (`compute_words`): where nearly nothing is lost beside it, that stands first.
     """
     found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
-    # Before all had begun to record nothing was lost: the others only seem to wait.
+    # What is due to the start of the recording is no loss: others only seem to wait, or a device works unseen.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
     few = few_communicate(given.analysis.headline)
     if few is not None:  # medians hide it, or lie between the two kinds of steps
@@ -225,7 +225,7 @@ def _cost_ns(each: Recommendation, steps: int) -> float:
 
 
 def _left_out_ns(given: RuleInput) -> int:
-    """Return how much of the exposed time is of recordings that began apart, if that is much."""
+    """Return how much of the exposed time is due to the start of the recording, if that is much."""
     begun_ns = given.cause_ns(BEGUN_APART)
     return begun_ns if begun_ns >= MUCH_LEFT_OUT * (given.figures.exposed_comm_ns or 0) else 0
 
@@ -360,7 +360,7 @@ def _of_idle(given: RuleInput, idle: int, late_idle: int) -> tuple[str, IdleGaps
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     causes = [each for each in given.figures.idle_causes.items() if each[0] != BEGUN_APART or not _unrecorded_ns(given)]
     cause, ns = max(causes, key=lambda each: each[1], default=("unknown", idle))
-    same = ", in part the same" if cause != "unknown" and late_idle > idle - ns else ""
+    same = " (these overlap)" if cause != "unknown" and late_idle > idle - ns else ""
     ns = min(ns, idle - late_idle) if cause == "unknown" else ns
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:

@@ -14,6 +14,7 @@ from overlapscope.advice.losses.host_time import shown_by
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.checks.slow_host import slow_hosts
 from overlapscope.analysis.common.loading import loads_data
+from overlapscope.analysis.graph.building.host_waits import TO_DEVICE
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
@@ -25,7 +26,6 @@ from overlapscope.timeline.run import RankTimeline
 
 BETWEEN: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host-to-Device|Device-to-Host|H2D|D2H", re.I)
 """Names of copies between host and device."""
-TO_DEVICE: Final = re.compile(r"HtoD|HostToDevice|Host-to-Device|H2D", re.I)
 PAGEABLE: Final = re.compile(r"Pageable")
 TO_HOST_ALONE: Final = "to_host_alone"
 """In the evidence: whether the figures are of copies to the host alone."""

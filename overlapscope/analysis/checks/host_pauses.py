@@ -15,11 +15,11 @@ from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.user_ranges import row_of_pause
 from overlapscope.analysis.common.wording import ranks_of_run, short
 from overlapscope.analysis.cross_rank.wait_transfer import Split
-from overlapscope.analysis.graph.building.host_waits import TO_HOST
+from overlapscope.analysis.graph.building.host_waits import TO_DEVICE, TO_HOST
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.first_calls import before_first_calls
 from overlapscope.analysis.stragglers.long_pauses import BEGIN, LongPauses
-from overlapscope.analysis.stragglers.new_kernels import before_first_runs
+from overlapscope.analysis.stragglers.new_kernels import before_first_runs, kernels_of_one_rank
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.analysis.stragglers.whole_processes import of_whole_processes
 from overlapscope.display import list_some
@@ -65,7 +65,6 @@ COPY_BACK_NS, COPY_BACK_RATIO = 10_000, 1.5
 """What is copied to a host and back takes so long or more, which no single figure does, and at most so many times as
 long one way as the other. Choices: tens of kilobytes; memory that is pinned, or not."""
 PINNED: Final = re.compile("pinned", re.IGNORECASE)
-TO_DEVICE: Final = re.compile(r"HtoD|Host-to-Device|HostToDevice|HOST_TO_DEVICE", re.IGNORECASE)
 FIRST_RUNS: Final = "compilation, tuning or loading of kernels, as most come just before first runs of such ({name})"
 COMPILES: Final = "compilation for a new shape"
 COMPILES_NS: Final = 50_000_000
@@ -234,7 +233,6 @@ def _costly(
                 "own_code": own_code,
                 "copied_back": traits.copied_back,
                 "device_step": device_step,
-                "all_ranks": len({each.rank for each in found}) == len(run.ranks),
                 WAIT_OR_NOT: unknown and (_may_fetch(found, traits) or traits.copied),
                 "before_any_call": False,
                 **_evidence(found),
@@ -336,9 +334,9 @@ def _does(run: Run, found: Sequence[CostlyPause], times: int) -> _Doing | None:
     for each in found:
         timeline, end_ns = run.ranks[each.rank], each.start_ns + each.paused_ns
         row = row_of_pause(timeline, each.lane, each.start_ns, end_ns)
-        if row is None or each.inside is None or not _covers(timeline, row, each) or _launches_in(timeline, row):
+        if row is None or not _covers(timeline, row, each) or _launches_in(timeline, row):
             return None
-        names.add(each.inside)
+        names.add(timeline.names[int(timeline.annotations.name[row])])
         around.append(any(map(OPTIMIZER_MARK.match, _ranges_around(timeline, each))))
     if len(names) != 1:
         return None
@@ -475,9 +473,10 @@ def _before_first_run(run: Run, found: Sequence[CostlyPause]) -> str | None:
     """Return the name of a kernel that is launched for the first time after the longest pause before such a one, where
     `AT_ONE_PLACE` of the pauses are each before another: else it may be chance; else None."""
     first_runs: dict[tuple[int, str], int] = {}
+    alone = kernels_of_one_rank(run)
     for rank in {each.rank for each in found}:
         own = [each for each in found if each.rank == rank]
-        names = before_first_runs(rank, run, np.array([each.start_ns + each.paused_ns for each in own]))
+        names = before_first_runs(run.ranks[rank], alone, np.array([each.start_ns + each.paused_ns for each in own]))
         for each, name in zip(own, names, strict=True):
             if name is not None:
                 first_runs[rank, name] = max(first_runs.get((rank, name), 0), each.paused_ns)
@@ -487,15 +486,16 @@ def _before_first_run(run: Run, found: Sequence[CostlyPause]) -> str | None:
 
 
 def _device_step(run: Run, found: Sequence[CostlyPause], alone: int | None) -> int | None:
-    """Return the step that the device was in as it idled in the costliest pause, of the step `alone` if there is one;
-    None where all pauses found are in no step of the device, as before the first kernel of a recording."""
+    """Return the step that the device was in as it idled in the costliest pause, of those in the step `alone` if there
+    is one; None where these are all in no step of the device, as before the first kernel of a recording."""
     if found[0].step is None:
         return None
     in_steps = {
         rank: [(each.window, each.step) for each in step_windows(run.ranks[rank]) if each.window is not None]
         for rank in {each.rank for each in found}
     }
-    costliest_first = sorted(found, key=lambda each: (each.step != alone, -each.idle_ns))
+    of_step = [each for each in found if alone is None or each.step == alone]
+    costliest_first = sorted(of_step, key=lambda each: -each.idle_ns)
     steps = (_step_around(in_steps[each.rank], each) for each in costliest_first)
     return next((step for step in steps if step is not None), None)
 

@@ -270,7 +270,7 @@ def _as_the_graph_says(
         yield cause, intersection(others, times)
         yield cause, intersection(before, times)
         yield "tail" if cause in ("dependency", "host_waited", "ahead") else cause, intersection(only_tail, times)
-        yield cause if delay or cause == START else PIPELINE, intersection(pipeline, times)
+        yield cause if delay else PIPELINE, intersection(pipeline, times)
 
 
 def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> Ints:

@@ -119,8 +119,8 @@ def _joined(steps: Sequence[Bounds], step: int | None) -> Bounds:
     )  # fmt: skip
 
 
-def step_runs(steps: Sequence[Bounds]) -> list[tuple[Bounds, int]]:
-    """Return each run of steps that follow each other as one window, and their number; `steps` are in order of time."""
+def step_runs(steps: Sequence[Bounds]) -> list[list[Bounds]]:
+    """Return the runs of steps that follow each other; `steps` are in order of time."""
     runs: list[list[Bounds]] = []
     for each in steps:
         last = runs[-1][-1] if runs else None
@@ -128,10 +128,12 @@ def step_runs(steps: Sequence[Bounds]) -> list[tuple[Bounds, int]]:
             runs[-1].append(each)
         else:
             runs.append([each])
-    return [
-        (Bounds(step=run[0].step if len(run) == 1 else None, rank=None, start=run[0].start, end=run[-1].end), len(run))
-        for run in runs
-    ]
+    return runs
+
+
+def window_of_run(run: Sequence[Bounds]) -> Bounds:
+    """Return a run of steps as one window."""
+    return Bounds(step=run[0].step if len(run) == 1 else None, rank=None, start=run[0].start, end=run[-1].end)
 
 
 def step_bounds(graph: Graph, ranks: Mapping[int, RankTimeline]) -> list[Bounds]:

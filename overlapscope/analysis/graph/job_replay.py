@@ -20,7 +20,7 @@ from overlapscope.analysis.graph.answers import (
     StepReplay,
     Swap,
 )
-from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds, window_of_run
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
@@ -224,7 +224,7 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         cut = _cut_short(graph, holds)
         cut_short += len(cut)
         whole_steps = [each for each in holds if each.step not in cut]
-        runs += [_step_run(graph, window, count, links) for window, count in step_runs(whole_steps)]
+        runs += [_step_run(graph, window_of_run(run), len(run), links) for run in step_runs(whole_steps)]
         replays += [each for each in tested.windows if abs(each.error) <= REPLAY_WITHIN]
         steps_ns += [each.length_ns(time) for each in holds]
         of_swaps = [each for each in steps if each.length_ns(time) <= UNLIKE * middle and each.step not in cut]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN
-from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds, window_of_run
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import (
     CALL,
@@ -226,13 +226,13 @@ def of_a_step(
     from the step `since` on; None where there is no such step, or no other rank ran the program of one of them.
     `slowdown` as for `relieved`.
 
-    A step without communication begins where the late ranks begin it: they carry into it what earlier steps delayed
-    them by.
+    Steps that follow each other are one window. Where the first of them has no communication it begins where the late
+    ranks begin it: they carry into it what earlier steps delayed them by.
     """
-    steps = [_carrying(whole.graph, each, ranks) for each in job_bounds(whole.graph, timelines)]
+    steps = job_bounds(whole.graph, timelines)
     runs = step_runs([each for each in steps if since is None or (each.step is not None and each.step >= since)])
-    count = sum(steps for _, steps in runs)
-    windows = tuple(window for window, _ in runs)
+    count = sum(map(len, runs))
+    windows = tuple(window_of_run([_carrying(whole.graph, run[0], ranks), *run[1:]]) for run in runs)
     replayed = [Replayed(graph=whole.graph, windows=windows)]
     found = removal(replayed, ranks, programs) if count else None
     if found is None:

@@ -50,10 +50,10 @@ MOST_GROUPS: Final = 2
 OF_GROUP: Final = 0.1
 """... they have this share of it. A choice: a rank is in few groups at once."""
 MOST_AWAITED: Final = 0.8
-"""A group waits for another where this share of its long calls lasts as long after calls of that one as it needs, ...
-A choice."""
+"""A group waits for another if at least this share of its long calls end as long after a call of that one ended as they
+need themselves, ..."""
 BY_CHANCE: Final = 0.5
-"""... and at most this share would if they ended at any time. A choice."""
+"""... and if they ended at any time at most this share would. Choices."""
 
 
 class _SingleCall(msgspec.Struct, frozen=True, kw_only=True):

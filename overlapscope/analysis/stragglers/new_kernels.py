@@ -1,7 +1,8 @@
 """Find kernels that one rank alone ran, and what a rank launched for the first time: before that a host compiles, tunes
 or loads a kernel, once for each shape."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,7 @@ def kernels_alone(rank: int, run: Run, met: Sequence[SharedInterval], computed_n
     own = ((each, each.ranks.index(rank)) for each in met)
     within = union(*((each.begin_ns[row], np.maximum(each.begin_ns[row], each.end_ns[row])) for each, row in own))
     begun = BusyTime(within).within(spans.start_ns, spans.start_ns + 1) > 0
-    rows = np.flatnonzero(_are_alone(rank, run) & begun)
+    rows = np.flatnonzero(_are_of(kernels_of_one_rank(run), timeline) & begun)
     taken = spans.end_ns[rows] - spans.start_ns[rows]
     total_ns = int(taken.sum())
     if total_ns <= MOST * computed_ns or not rows.size:
@@ -39,21 +40,20 @@ def kernels_alone(rank: int, run: Run, met: Sequence[SharedInterval], computed_n
     }  # fmt: skip
 
 
-def before_first_runs(rank: int, run: Run, moments_ns: Ints) -> list[str | None]:
+def before_first_runs(timeline: RankTimeline, alone: Set[str], moments_ns: Ints) -> list[str | None]:
     """Return for each of these moments of a rank's host the name of a kernel that it launches for the first time just
     after it; None where there is none.
 
     What was launched before a recording is not known: in its first step, and without marks of steps, kernels count that
-    no other rank ran.
+    no other rank ran, which are in `alone`.
     """
-    timeline = run.ranks[rank]
     spans, steps = timeline.spans, timeline.steps
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE) & (spans.name >= 0))
     rows = rows[sort_order(spans.launch_ns[rows])]
     later = (spans.step[rows] > steps.step.min()) & (spans.step[rows] != NONE) if size(steps) else False
     is_first = np.zeros(rows.size + NEAR, np.bool_)
     is_first[np.unique(spans.name[rows], return_index=True)[1]] = True
-    is_first[: rows.size] &= _are_alone(rank, run)[rows] | later
+    is_first[: rows.size] &= _are_of(alone, timeline)[rows] | later
     next_one = np.searchsorted(spans.launch_ns[rows], moments_ns)
     found = []
     for at in next_one.tolist():
@@ -62,14 +62,17 @@ def before_first_runs(rank: int, run: Run, moments_ns: Ints) -> list[str | None]
     return found
 
 
-def _are_alone(rank: int, run: Run) -> Flags:
-    """Return which spans of a rank are kernels of a name that no other rank ran; none where no other was recorded."""
-    others = [_kernel_names(timeline) for other, timeline in run.ranks.items() if other != rank]
-    spans, known = run.ranks[rank].spans, set[str]().union(*others)
-    if not known:
-        return np.zeros(spans.kind.size, np.bool_)
-    named = rows_named(spans.name, run.ranks[rank].names, lambda name: name not in known)
-    return np.asarray((spans.kind == COMPUTE) & named, np.bool_)
+def kernels_of_one_rank(run: Run) -> frozenset[str]:
+    """Return the names of kernels that one rank alone ran; none where no other ran any."""
+    by_rank = [names for timeline in run.ranks.values() if (names := _kernel_names(timeline))]
+    ran = Counter(name for names in by_rank for name in names) if len(by_rank) > 1 else Counter[str]()
+    return frozenset(name for name, ranks in ran.items() if ranks == 1)
+
+
+def _are_of(names: Set[str], timeline: RankTimeline) -> Flags:
+    """Return which spans of a rank are kernels of these names."""
+    spans = timeline.spans
+    return np.asarray((spans.kind == COMPUTE) & rows_named(spans.name, timeline.names, names.__contains__), np.bool_)
 
 
 def _kernel_names(timeline: RankTimeline) -> set[str]:

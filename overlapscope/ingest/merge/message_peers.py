@@ -122,11 +122,11 @@ def with_checked_places(ranks: Mapping[int, RankTimeline], groups: Sequence[Grou
         group = members[name]
         if all(_are(rows, own, peer, group.index(rank), range(len(group))) for rank, (rows, own, peer) in each.items()):
             continue
-        if not all(_taken(ranks[rank], rows, peer, group)[rows].all() for rank, (rows, _, peer) in each.items()):
+        if not all(_are_taken(ranks[rank], rows, peer, group) for rank, (rows, _, peer) in each.items()):
             continue
         of_job = all(_are(rows, own, peer, rank, group) for rank, (rows, own, peer) in each.items())
         for rank, (rows, _, peer) in each.items():
-            changed[rank] = _stated_otherwise(changed[rank], rows, peer, group, of_job=of_job)
+            changed[rank] = _stated_otherwise(changed[rank], rows, peer, of_job=of_job)
     return changed
 
 
@@ -135,17 +135,14 @@ def _are(rows: Flags, own: Ints, peer: Ints, here: int, among: Sequence[int]) ->
     return bool((own[rows] == here).all() and (peer[rows] != here).all() and np.isin(peer[rows], among).all())
 
 
-def _taken(timeline: RankTimeline, rows: Flags, peer: Ints, members: Sequence[int]) -> Flags:
-    """Return which of these rows have the peer of this place, or none: none that the call itself states."""
-    stated, ranks = timeline.collectives.peer, np.append(np.array(members, np.int64), NONE)
-    found: Flags = rows & ((stated == ranks[np.clip(peer, 0, len(members))]) | (stated == NONE))
-    return found
+def _are_taken(timeline: RankTimeline, rows: Flags, peer: Ints, members: Sequence[int]) -> bool:
+    """Return whether all of these rows have the peer of this place, or none: none that the call itself states."""
+    stated, ranks = timeline.collectives.peer[rows], np.append(np.array(members, np.int64), NONE)
+    return bool(((stated == ranks[np.clip(peer[rows], 0, len(members))]) | (stated == NONE)).all())
 
 
-def _stated_otherwise(
-    timeline: RankTimeline, rows: Flags, peer: Ints, members: Sequence[int], *, of_job: bool
-) -> RankTimeline:
-    """Return a rank with its peers as ranks of the job, or unknown, where they were taken from places."""
-    calls, taken = timeline.collectives, _taken(timeline, rows, peer, members)
-    stated = np.where(taken, peer if of_job else NONE, calls.peer)
+def _stated_otherwise(timeline: RankTimeline, rows: Flags, peer: Ints, *, of_job: bool) -> RankTimeline:
+    """Return a rank with the peers of these rows, which were taken from places, as ranks of the job, or unknown."""
+    calls = timeline.collectives
+    stated = np.where(rows, peer if of_job else NONE, calls.peer)
     return timeline.with_calls(timeline.names, replace(calls, peer=stated))

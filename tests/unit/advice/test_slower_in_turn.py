@@ -11,7 +11,15 @@ from msgspec.structs import replace
 from overlapscope.advice import rule_input
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.advice.slower_in_turn import UNSEEN, _always, _evened_ns, _longer_ns, _OfStep, slower_in_turn
+from overlapscope.advice.slower_in_turn import (
+    UNSEEN,
+    SlowerInTurn,
+    _always,
+    _evened_ns,
+    _longer_ns,
+    _OfStep,
+    slower_in_turn,
+)
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
@@ -255,6 +263,12 @@ def test_the_family_of_kernels_is_named_that_ranks_run_longer_while_all_others_a
     assert found is not None
     assert (found.family, found.ns) == ("attention", (40 * MS, 150 * MS))
     assert found.others_ns == (368 * MS, 380 * MS)
+    shown = SlowerInTurn(
+        rank_of={5: 0, 6: 1}, steps=2, same_work=False, longer_in=found, marked=True, in_part=(), at_most_ns=0,
+        evened_ns=0,
+    )  # fmt: skip
+    which = "attention takes 40 ms to 150 ms a step, depending on the rank, all other kernels 368 ms to 380 ms"
+    assert shown.which_work == f"; {which}"
     ran[1][6] = kernels(130, 450)
     assert longer_family(ran, {5: 0, 6: 1}) is None, "products take longer, too"
 

@@ -38,6 +38,7 @@ POLL_SHARE: Final = 0.7
 READS: Final = 0.95
 """Least share of its copies to the host that a host waits for, if it reads them."""
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost|DEVICE_TO_HOST", re.IGNORECASE)
+TO_DEVICE: Final = re.compile(r"HtoD|Host-to-Device|HostToDevice|HOST_TO_DEVICE|H2D", re.IGNORECASE)
 POLL_CHANCE: Final = 0.001
 """Chance that a class of spans ends that often just before the host goes on, though nobody polls it."""
 TEMPLATE: Final = re.compile(r"<.*")

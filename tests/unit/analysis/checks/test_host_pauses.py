@@ -601,6 +601,13 @@ def test_the_step_of_a_pause_is_that_of_the_device_and_that_of_the_host(
     assert of_step_alone(step, found) == said
 
 
+def test_of_a_step_alone_no_pause_of_another_step_tells_the_step_of_the_device() -> None:
+    before = replace(pause("aten::mm"), start_ns=EPOCH_NS - 20 * MS, paused_ns=MS // 2, step=7)
+    inside = replace(pause("aten::mm"), start_ns=EPOCH_NS + 20 * MS, paused_ns=MS // 2, step=9)
+    assert _device_step(run(lambda *_: {}), [before, inside], 7) is None
+    assert _device_step(run(lambda *_: {}), [before, inside], None) == 7
+
+
 def test_pauses_before_the_first_kernel_are_in_no_steps_time() -> None:
     """The marks of steps begin, and hosts pause, before a device computes anything."""
     job = run(lambda step, _: {0: 18.0} if step == 0 else {})

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.stragglers.new_kernels import before_first_runs
+from overlapscope.analysis.stragglers.new_kernels import before_first_runs, kernels_of_one_rank
 from overlapscope.report.text import cross_rank
 from overlapscope.timeline.columns import COMPUTE, Flags
 from overlapscope.timeline.names import NameTable
@@ -98,10 +98,10 @@ def test_in_the_first_step_only_kernels_of_one_rank_are_known_to_be_new() -> Non
     names = ["triton_a", "triton_b"]
     run = before_new_kernels(0, names)
     moments = np.sort(run.ranks[1].spans.launch_ns[run.ranks[1].spans.kind == COMPUTE])
-    found = before_first_runs(1, run, moments)
-    assert set(found) == {None, *names}
+    new, known = run.ranks[1], kernels_of_one_rank(run)
+    assert known == {*names}
+    assert set(before_first_runs(new, known, moments)) == {None, *names}
     spans = run.ranks[0].spans
     both = renamed(run, 0, np.flatnonzero((spans.kind == COMPUTE) & (spans.step == 7))[[3, 9]], names)
-    assert set(before_first_runs(1, both, moments)) == {None}
-    alone = replace(run, ranks={1: run.ranks[1]})
-    assert set(before_first_runs(1, alone, moments)) == {None}
+    assert set(before_first_runs(new, kernels_of_one_rank(both), moments)) == {None}
+    assert kernels_of_one_rank(replace(run, ranks={1: new})) == frozenset()
