@@ -40,6 +40,7 @@ _PATTERNS: Final = {
     "\\": _STRIPES.format("135deg"),
     "|": _STRIPES.format("90deg"),
     "-": _STRIPES.format("0deg"),
+    "x": f"{_STRIPES.format('45deg').strip()}, {_STRIPES.format('135deg')}",
     ".": "radial-gradient(var(--mark) 1.4px, transparent 1.6px) 0 0 / 7px 7px ",
 }
 """CSS patterns of causes, by plotly's pattern name."""

@@ -131,7 +131,11 @@ def matching(analysis: Analysis) -> list[str]:
     reasons = [" ".join(each.split()) for each in analysis.skew.reasons]
     more = len(reasons) - MAX_REASONS
     last = [f"{count(more, 'more reason')}: overlapscope analyze RUN --all"] if more > 0 else []
-    return [*matched_text(analysis.skew, lacks=lacks_members(analysis)), *reasons[:MAX_REASONS], *last]
+    return [
+        *matched_text(analysis.skew, lacks=lacks_members(analysis), known=bool(analysis.run.missing_ranks)),
+        *reasons[:MAX_REASONS],
+        *last,
+    ]
 
 
 def key_figures(analysis: Analysis) -> list[Figure]:

@@ -8,7 +8,7 @@ import msgspec
 from overlapscope.analysis.compare.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
-from overlapscope.report.text.advice import published_text, shown_text
+from overlapscope.report.text.advice import REPLAY_CAPPED, published_text, shown_text
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.text.throughput import cost_text
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
@@ -115,6 +115,8 @@ def gain_words(each: Recommendation) -> Words:
         return ("saves ", Time(each.predicted_gain_ns), f" a {each.per}")
     if each.gain_high_ns is None:
         return ()
+    if "pauses_capped_ns" in each.evidence:
+        return (f"{REPLAY_CAPPED} ", Time(each.gain_high_ns), f" a {each.per} shorter")
     if each.bound_from == "loss":
         return ("costs ", Time(each.gain_high_ns), f" a {each.per}")
     if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
@@ -204,7 +206,7 @@ def _why(each: Recommendation) -> str:
     if not each.gain_high_ns:
         return "Nothing measured says how much it gains."
     if "pauses_capped_ns" in each.evidence:
-        return "A bound, not a prediction: a replay of the recording with every pause of a host cut to 3 ms."
+        return "No prediction: a replay of the recording with every pause of a host cut to 3 ms; shorter ones stay."
     if each.bound_from == "replay" or "replayed_gain_ns" in each.evidence:
         return "A bound, not a prediction: a replay of the recording without it."
     return "A bound, not a prediction: the time that its cause takes now. No change may save all of it."

@@ -30,7 +30,7 @@ from overlapscope.advice.hosts.host_paced import host_paced
 from overlapscope.advice.hosts.pausing_host import pausing_host
 from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
-from overlapscope.advice.late_rank import late_rank, one_call, unmatched_share, with_no_setting
+from overlapscope.advice.late_rank import is_of_host_loss, late_rank, one_call, unmatched_share, with_no_setting
 from overlapscope.advice.losses.blocked_host import (
     AWAITED_NS,
     allocator_churn,
@@ -58,7 +58,7 @@ from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
-from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
+from overlapscope.advice.network import asking_for_network, repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.order import OF_COMMUNICATION, moved_ns, ranked
 from overlapscope.advice.published_effects import with_published
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
@@ -68,7 +68,7 @@ from overlapscope.advice.slower_in_turn import slower_in_turn, uneven_steps
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
@@ -191,11 +191,13 @@ def _by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None
 ) -> tuple[list[Recommendation], bool]:
     """Return the recommendations of the rules, and whether waiting or cores come before all settings of buckets."""
+    if _sampled(analysis):
+        return [], False
     cores = shared_cores(analysis)
     given = RuleInput.of(run, analysis, cross_rank, alone)
     late = late_rank(
         analysis,
-        lambda: waits_by_step(run, cross_rank.splits),
+        lambda: waits_by_step(run, cross_rank.splits, given.windows if given.per == "step" else {}, given.numbers),
         lambda: slower_in_turn(given),
         lambda rank: one_call(run, cross_rank.splits, rank),
         lambda rank: unmatched_share(run, cross_rank, rank),
@@ -223,7 +225,15 @@ def _by_rules(
     # Where cores are short, waiting and idle time have that cause.
     compute = "".join(_what_compute_is(analysis, {} if alone is None else alone, every))
     most = None if any(map(comes_first, every)) else largest_loss(given, every, compute)
-    return _finished([*every, most] if most else every, given.job, analysis), bool(first or late)
+    if late and is_of_host_loss(late, found, given):
+        every = [each for each in every if each is not found.get("late_rank")]
+    every = asking_for_network([*every, most] if most else every, given)
+    return _finished(every, given.job, analysis), bool(first or late)
+
+
+def _sampled(analysis: Analysis) -> list[int]:
+    """Return the ranks of which most events are missing: of what is lost with them nothing can be concluded."""
+    return [each.rank for each in analysis.ranks if each.no_causes_reason == SAMPLED]
 
 
 def without_waiting(
@@ -290,6 +300,8 @@ def advise(
     `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
     one; `alone` and `graphs` are what `analyze` was given.
     """
+    if sampled := _sampled(analysis):
+        return [], [f"nothing is recommended for {rank_list(sampled)}: {NO_CAUSES[SAMPLED]}; record whole"]
     cross_rank, graphs = cross_rank or match_and_align(run), graphs or BuiltGraphs(run)
     alone = alone or summarize_ranks(run, graphs)
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing

@@ -1,6 +1,6 @@
 """Rule: waiting for late ranks dominates, which comes before settings of communication."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from statistics import fmean, median
 from typing import Final, Literal, Self
 
@@ -8,18 +8,20 @@ import msgspec
 import numpy as np
 from msgspec import to_builtins
 
-from overlapscope.advice.rule_input import ms
+from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.advice.slower_in_turn import SlowerInTurn
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
 from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import PIPELINE
+from overlapscope.timeline.intervals import length
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
 
@@ -41,6 +43,15 @@ LEAST_STEPS: Final = 3
 OF_ONE_CALL: Final = 0.8
 """A rank that has this share of its blame in one call, of so few steps that none can be left out, was late once: that
 says nothing of the rank. A choice."""
+OF_BLAME: Final = 0.8
+"""A rank whose host lost this share of its blame, more than hosts of others did, is late for that. A choice."""
+KINDS_OF: Final[Mapping[str, tuple[LossKind, ...]]] = {
+    "data_loading": ("data_loading",),
+    "garbage_collection": ("garbage_collection",),
+    "allocator_churn": ("allocation",),
+    "blocking_calls": ("blocking_call", "poll"),
+}
+"""By id of a recommendation, the losses of hosts that it names."""
 PROCESSES: Final = "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores"
 NO_SETTING: Final = "no setting of communication shortens"
 BY_COMPUTE: Final = ("more_work", "slower_compute", "longer_compute")
@@ -180,8 +191,22 @@ def late_rank(
     few = straggler is None and in_turn is None and _window(analysis) == "step"
     few = few and analysis.headline.steps < LEAST_STEPS and lateness(found.blame_ns, analysis) == "not_known"
     once = longest(max(found.blame_ns, key=found.blame_ns.__getitem__)) if few else None
-    missing = unmatched(straggler.rank) if straggler else 0.0
-    return _recommended(analysis, found, straggler, in_turn, once, missing)
+    alone = _named_alone(found, straggler, analysis) if in_turn is None and once is None else None
+    missing = 0.0 if alone is None else unmatched(alone)
+    return _recommended(analysis, found, straggler, in_turn, once, None if missing > MANY_UNMATCHED else alone, missing)
+
+
+def is_of_host_loss(late: Recommendation, found: Container[str], given: RuleInput) -> bool:
+    """Return whether ranks wait most for one, no straggler, as its host keeps its device idle longer than other hosts
+    do, by what a recommendation of `found` names: that is the same time."""
+    rank, losses = late.evidence["rank"], given.host_losses
+    kinds = {kind for name, own in KINDS_OF.items() if name in found for kind in own}
+    if late.evidence["held_by"] is not None or rank not in losses or not kinds:
+        return False
+    lost = {each: sum(length(one.when) for one in losses.get(each, ()) if one.kind in kinds) for each in given.windows}
+    others = [ns for each, ns in lost.items() if each != rank]
+    longer_ns = lost.get(rank, 0) - (median(others) if others else 0)
+    return longer_ns >= OF_BLAME * _once(given.analysis)[rank] > 0
 
 
 def one_call(run: Run, splits: Sequence[Split], rank: int) -> OneCall | None:
@@ -235,13 +260,16 @@ def _recommended(
     straggler: Straggler | None,
     in_turn: SlowerInTurn | None,
     once: OneCall | None,
+    alone: int | None,
     unmatched: float,
 ) -> Recommendation:
+    """Return the recommendation; `alone` is the rank without whose delays no more is gained than these, `unmatched` the
+    share of the calls of the named one without a match."""
     head = analysis.headline
     steps = max(head.steps, 1) if _window(analysis) == "step" else 1
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     replayed, per = _removal(straggler, _window(analysis))
-    at_most_ns = None if unmatched > MANY_UNMATCHED else _delayed_ns(straggler, analysis)
+    at_most_ns = _delayed_ns(alone, analysis)
     gain_ns, low_ns, high_ns = replayed or (None, None if at_most_ns is None else 0, at_most_ns)
     own_idle_ns = _own_idle_ns(straggler, analysis)
     waits_ns = _known_wait_ns(analysis) if own_idle_ns and head.exposed_wait_ns is None else head.exposed_wait_ns
@@ -307,12 +335,20 @@ def _own_idle_ns(straggler: Straggler | None, analysis: Analysis) -> int:
     return round(fmean(max(ns - usual, 0) if rank in late else 0 for rank, ns in idle.items()))
 
 
-def _delayed_ns(straggler: Straggler | None, analysis: Analysis) -> int | None:
-    """Return what a straggler alone delayed others by, of a step or of the recording, where no replay says what it is
-    worth: without its excess no more is gained; None where that is not known."""
-    if straggler is None or straggler.removal_ns is not None or straggler.late_with:
+def _named_alone(found: _Waiting, straggler: Straggler | None, analysis: Analysis) -> int | None:
+    """Return the rank that is named alone, by chance or not, where no replay says what it is worth; None for none, and
+    where a step is left out."""
+    if straggler is not None:
+        return straggler.rank if straggler.removal_ns is None and not straggler.late_with else None
+    if found.left_out is not None or lateness(found.blame_ns, analysis) not in ("each_step", "not_known"):
         return None
-    ns = next((each.delayed_ns for each in analysis.skew.ranks if each.rank == straggler.rank), None)
+    return max(found.blame_ns, key=found.blame_ns.__getitem__)
+
+
+def _delayed_ns(rank: int | None, analysis: Analysis) -> int | None:
+    """Return what a rank alone delayed others by, of a step or of the recording: without its excess no more is gained;
+    None where that is not known."""
+    ns = next((each.delayed_ns for each in analysis.skew.ranks if each.rank == rank), None)
     return round(ns / (max(analysis.headline.steps, 1) if _window(analysis) == "step" else 1)) if ns else None
 
 
@@ -477,6 +513,8 @@ def _where(straggler: Straggler) -> str:
     """Return words to follow its cause: the operation or the range that holds most of it, where one is known to."""
     named = (straggler.evidence.get(each) for each in ("range", "longer_op", "host_op"))
     name = next((each for each in named if isinstance(each, str)), None)
+    if straggler.paused:
+        return f", which alone pauses {straggler.paused}: logging, a tracker?"
     return "" if name is None else f", in {name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + '...'}"
 
 

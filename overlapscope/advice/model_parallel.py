@@ -5,15 +5,19 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.calls_in_flight import in_flight_at_start
+from overlapscope.advice.calls.calls_without_sizes import layers_over_ranks
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
+from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.losses.largest_loss import longer_ns_of
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, EXPERT, TENSOR
+from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import factorize_rows, smallest_by
+from overlapscope.timeline.rows import factorize_rows, smallest_by, sort_order
 from overlapscope.timeline.run import RankTimeline
 
 EXPERTS: Final = frozenset({"dispatch", "combine"})
@@ -39,13 +43,19 @@ MOSTLY: Final = 0.5
 """Calls of which this share is overlapped are so already. A choice."""
 BESIDE: Final = 0.1
 """Least share of exposed time beside other calls that is said. A choice."""
+NAMED: Final = 0.05
+"""Least share of exposed time of an operation, of calls of one size, that is named. A choice."""
 GATHERS: Final = frozenset({"all_gather", "reduce_scatter"})
 LAYERS: Final = 4
 """Least calls of one size in forward, and in backward, of what may be layers over ranks. A choice: two a layer."""
 IMBALANCE: Final = "expert_imbalance"
 ASSUMED: Final = (
-    "that all of it can be overlapped, as far as a step has time without communication, and that other calls get no "
-    "faster for it: the gain is an upper bound"
+    "that all of it can be overlapped, as far as a step has time without communication that overlaps no other calls, "
+    "and that these get no faster for it: the gain is an upper bound"
+)
+MADE_AGAIN: Final = (
+    "that activations are computed again in backward, as recorded: recomputing less makes fewer of these calls, and "
+    "leaves less to overlap"
 )
 ALL_GONE: Final = "that all of their exposed time is gone: the gain is an upper bound"
 CUSTOM_BYTES: Final = 8 << 20
@@ -59,27 +69,49 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
     if not given.run_has_device:
         return None
     named = [row for row in given.analysis.collectives if row.dimension == TENSOR]
-    rows = _without_weights(named) or _in_layers(given)
+    rows = _without_weights(named) or _in_layers(given) or layers_over_ranks(given)
     at_most = given.besides_ns(saved_by_overlap_ns(given, rows))
     if not given.is_worth(at_most) or _are_besides(rows, given):
         return None
-    (exposed, ran), ops = _of_headline(given, rows), {row.op for row in rows}
-    whole = not ops & GATHERS
+    exposed, ran = _of_headline(given, rows)
+    most = _with_most(given, rows)
+    ops = sorted({row.op for row in most})
+    whole = not GATHERS.intersection(ops)
+    activations = whole and all((row.bytes or 0) >= LARGE_BYTES for row in most if named)
     serves = given.job.serves
-    what = "the calls of tensor parallelism" if named else "all-reduces of one size in forward and backward"
+    what = "the calls of tensor parallelism" if named else f"all-reduces of one {_alike(rows)} in forward and backward"
     why = "" if named else " (tensor parallelism?)"
     return recommended(
         given,
         id="tensor_parallel",
         title=f"{'Shorten or avoid' if serves else _overlap(exposed, ran)} {what}{why}: {ms(exposed)} of a "
-        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(sorted(ops))})"
-        f"{_beside(given, rows, exposed)}{', each of a whole activation' if whole else ''}{_waits_unseen(given)}",
+        f"{ms(given.step_ns)} {given.per} are exposed ({', '.join(ops)})"
+        f"{_beside(given, rows, exposed)}{', each of a whole activation' if activations else ''}{_waits_unseen(given)}",
         at_most_ns=at_most,
         apply=_serving(given, rows) if serves else _training_tp(whole=whole),
-        evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
+        evidence={"exposed_ns": round(exposed), "ops": ops},
         measured=["communication of these groups beside which nothing is computed"],
-        assumed=[ALL_GONE if serves else ASSUMED, *kept_by_hosts(given, at_most)],
+        assumed=[
+            ALL_GONE if serves else ASSUMED,
+            *([MADE_AGAIN] if recomputation(given) is not None else []),
+            *kept_by_hosts(given, at_most),
+        ],
     )
+
+
+def _with_most(given: RuleInput, rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Return the calls that have a real share of the exposed time of these, by operation and size."""
+    by_kind: dict[tuple[str, int | None], list[CollectiveRow]] = {}
+    for row in rows:
+        by_kind.setdefault((row.op, row.bytes), []).append(row)
+    exposed = {kind: given.exposed_ns(own) for kind, own in by_kind.items()}
+    least = NAMED * sum(exposed.values())
+    return [row for kind, own in by_kind.items() if exposed[kind] >= least for row in own]
+
+
+def _alike(rows: Sequence[CollectiveRow]) -> str:
+    """Return in what calls of layers are alike: where no size is known, in how long they transfer."""
+    return "duration" if all(row.bytes is None for row in rows) else "size"
 
 
 def _beside(given: RuleInput, rows: Sequence[CollectiveRow], exposed_ns: float) -> str:
@@ -102,11 +134,12 @@ def _waits_unseen(given: RuleInput) -> str:
 
 
 def _in_layers(given: RuleInput) -> list[CollectiveRow]:
-    """Return the large all-reduces, of no known dimension, of sizes that run both before the first call of backward and
-    in it, in each step that is seen: no gradients are reduced before backward, so these are no gradients."""
+    """Return the large all-reduces, of no known dimension, of sizes that run both before the first call of backward,
+    each before compute, and in it, in each step that is seen: no gradients are reduced before backward, so these are no
+    gradients. Those of the step before are still in flight when a recording begins: these do not count."""
     found: set[int] = set()
     for at, (timeline, windows) in enumerate(given.some_ranks()):
-        own = _sizes_of_layers(timeline, windows)
+        own = _sizes_of_layers(given, timeline, windows)
         found = own if at == 0 else found & own
     return [
         row
@@ -115,19 +148,32 @@ def _in_layers(given: RuleInput) -> list[CollectiveRow]:
     ]
 
 
-def _sizes_of_layers(timeline: RankTimeline, windows: Windows) -> set[int]:
+def _sizes_of_layers(given: RuleInput, timeline: RankTimeline, windows: Windows) -> set[int]:
     calls, names = timeline.collectives, timeline.names
     rows = rows_named(calls.op, names, "all_reduce".__eq__) & (calls.dimension < 0) & (calls.bytes >= LARGE_BYTES)
     backward = rows_named(calls.phase, names, BACKWARD.__eq__)
     window = window_of(windows, calls.start_ns)
-    inside = window != NONE
+    inside, until = window != NONE, np.array(sorted(windows), np.int64)[:, 1]
     first = smallest_by(window[inside & backward], calls.start_ns[inside & backward], len(windows))
-    own = np.flatnonzero(rows & inside)
+    own = np.flatnonzero(rows & inside & (calls.end_ns != NONE) & ~in_flight_at_start(timeline))
+    own = own[sort_order(window[own], calls.bytes[own], calls.start_ns[own])]
     kind, at = factorize_rows([window[own], calls.bytes[own]])
-    parts = backward[own], calls.start_ns[own] < first[window[own]]
+    before = calls.start_ns[own] < first[window[own]]
+    parts = backward[own], before & _compute_follows(given, timeline, own, kind, until[window[own]])
     counts = [np.bincount(kind[part], minlength=at.size) for part in parts]
     sizes, of_windows = np.unique(calls.bytes[own[at[np.minimum(*counts) >= LAYERS]]], return_counts=True)
     return set(sizes[of_windows == len(windows)].tolist())
+
+
+def _compute_follows(given: RuleInput, timeline: RankTimeline, rows: Ints, kind: Ints, until_ns: Ints) -> Flags:
+    """Return whether something is computed between the end of each of these calls, sorted by kind and begin, and the
+    begin of the next one of its kind, or, of the last, `until_ns`: calls of gradients follow directly."""
+    start, end = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
+    same = np.flatnonzero(kind[1:] == kind[:-1])
+    until = until_ns.copy()
+    until[same] = start[same + 1]
+    computed = BusyTime(given.coverage[timeline.rank].compute).within(end, np.maximum(until, end))
+    return np.asarray(computed > 0, np.bool_)
 
 
 def _without_weights(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:

@@ -1,12 +1,35 @@
-"""Rules from findings on links: sockets although there is InfiniBand, no GPUDirect, a slow link."""
+"""Rules from findings on links: sockets although there is InfiniBand, no GPUDirect, a slow link. And a question about
+the network beside what is exposed across hosts, where nothing names a link."""
 
+from collections.abc import Collection, Sequence
+from statistics import median
 from typing import Final
 
-from overlapscope.advice.rule_input import RuleInput, recommended
+from msgspec.structs import replace
+
+from overlapscope.advice.calls.savings import saved_without_ns
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, ms, recommended
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
+from overlapscope.analysis.common.one_host import are_on_one_host, device_of
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 
 LOG: Final = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH on a short job, then: overlapscope analyze nccl.log"
+
+MUCH: Final = 0.1
+"""Least share of a step in which calls across hosts transfer, exposed, to ask how fast their links are. A choice."""
+ASKED_OF: Final = (
+    "exposed_communication", "sixteen_bit_gradients", "sixteen_bit_exchange", "sharded_optimizer", "expert_parallel",
+)  # fmt: skip
+"""Recommendations on calls that may go across hosts; the question is asked of the first that was found."""
+NAMES_LINKS: Final = ("slow_link", "nccl_socket", "nccl_no_gpu_direct", "low_bandwidth")
+"""Beginnings of ids of findings that name what is wrong with a link: then nothing is asked."""
+ASK: Final = (
+    "# {words}: is that what the network cards can do?\n"
+    "all_reduce_perf -b 64M -e 1G -f 2  # nccl-tests on these hosts, one process a device; the rate of a card: ibstat\n"
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET  # which cards it uses: NCCL_IB_HCA, NCCL_SOCKET_IFNAME"
+)
 
 
 def use_infiniband(given: RuleInput) -> Recommendation | None:
@@ -72,6 +95,55 @@ def repair_link(given: RuleInput) -> Recommendation | None:
         assumed=[] if since else ["the gain: the possible bandwidth of the link was not measured"],
         verify="all_reduce_perf -b 64M -e 64M between these ranks' hosts, then: overlapscope compare RUN NEW_RUN",
     )
+
+
+def asking_for_network(found: Sequence[Recommendation], given: RuleInput) -> list[Recommendation]:
+    """Return recommendations; one of `ASKED_OF` asks how fast the network is, where calls of NCCL across hosts transfer
+    for `MUCH` of a step beside nothing, and no finding names a link."""
+    ids = {each.id for each in found}
+    asked = next((name for name in ASKED_OF if name in ids), None)
+    named = any(each.id.startswith(NAMES_LINKS) for each in given.analysis.findings)
+    backend = str(given.run.fingerprint.get("backend") or "nccl")
+    if asked is None or named or "nccl" not in backend or not given.run_has_device:
+        return list(found)
+    across, inside = _by_hosts(given)
+    exposed_ns = saved_without_ns(given, across)
+    if exposed_ns < MUCH * given.step_ns or not exposed_ns:
+        return list(found)
+    fast, slow = _busbw_gbs(inside), _busbw_gbs(across)
+    words = f"calls across hosts take {ms(exposed_ns)} of a {given.per} beside which nothing is computed"
+    words += "" if slow is None else f", at {slow:.3g} GB/s on the bus"
+    words += "" if slow is None or fast is None else f" (within a host {fast:.3g})"
+    ask = ASK.format(words=words)
+    return [replace(each, apply={**each.apply, "network": ask}) if each.id == asked else each for each in found]
+
+
+def _by_hosts(given: RuleInput) -> tuple[list[CollectiveRow], list[CollectiveRow]]:
+    """Return the rows of calls whose ranks are known to be on several hosts, and on one."""
+    run, hosts, rows = given.run, ranks_of_hosts(given.run), given.analysis.collectives
+    members: dict[str | None, Collection[int]] = {group.name: group.ranks for group in run.groups if group.ranks}
+    members.setdefault(None, tuple(run.ranks))
+    several = {name for name, ranks in members.items() if _are_on_several_hosts(given, ranks)}
+    one = {name for name, ranks in members.items() if name not in several and are_on_one_host(run, hosts, ranks)}
+    return [row for row in rows if row.group in several], [row for row in rows if row.group in one]
+
+
+def _are_on_several_hosts(given: RuleInput, ranks: Collection[int]) -> bool:
+    """Return whether ranks are known to be on several hosts: two that sources name, or two recorded ranks that use the
+    device of the same number, which NCCL allows on no host. Where all ranks of the job do, each may see its own alone.
+    """
+    recorded, named = given.run.ranks, host_of_ranks(given.run)
+    if len({named[rank] for rank in ranks if rank in named}) > 1:
+        return True
+    devices = {rank: number for rank, each in recorded.items() if (number := device_of(each)) is not None}
+    own = [devices[rank] for rank in ranks if rank in devices]
+    return len(set(own)) < len(own) and len(set(devices.values())) > 1
+
+
+def _busbw_gbs(rows: Sequence[CollectiveRow]) -> float | None:
+    """Return the median bus bandwidth of large calls; None where none is known."""
+    known = [row.busbw_gbs for row in rows if row.busbw_gbs and (row.bytes or 0) >= LARGE_BYTES]
+    return median(known) if known else None
 
 
 def _first(given: RuleInput, kind: str) -> Finding | None:

@@ -20,12 +20,12 @@ from overlapscope.analysis.exposure.message_links import MessageLinks, message_l
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import FEWEST_STEPS, Headline, left_out
+from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
 from overlapscope.analysis.stragglers.host_work import host_work
-from overlapscope.analysis.stragglers.long_pauses import LongPauses
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
@@ -250,19 +250,20 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return length(exposed) / max(len(windows), 1), length(busy) / max(len(windows), 1)
 
     def calls_of(self, timeline: RankTimeline, rows: Iterable[CollectiveRow]) -> Flags:
-        """Return which calls of a rank are of these rows, by operation, group, dimension and size."""
+        """Return which calls of a rank are of these rows, by operation, group, type, dimension, phase and size."""
         calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
-        kinds = {(row.op, row.group, row.dimension, row.bytes) for row in rows}
-        which, first = factorize_rows([calls.op, calls.group, calls.dimension, calls.bytes])
-        named = [
-            (names[calls.op[at]], names[calls.group[at]], names[calls.dimension[at]], or_none(int(calls.bytes[at])))
-            for at in first.tolist()
-        ]
+        kinds = {(row.op, row.group, row.dtype, row.dimension, row.phase, row.bytes) for row in rows}
+        columns = (calls.op, calls.group, calls.dtype, calls.dimension, calls.phase)
+        which, first = factorize_rows([*columns, calls.bytes])
+        named = [(*(names[column[at]] for column in columns), or_none(int(calls.bytes[at]))) for at in first.tolist()]
         return np.array([each in kinds for each in named], np.bool_)[which]
 
     def besides_ns(self, exposed_ns: float) -> float:
-        """Return how much of exposed time can be overlapped: at most the time of a step without communication."""
-        return max(min(exposed_ns, self.step_ns - (self.figures.comm_ns or 0)), 0.0)
+        """Return how much of exposed time can be overlapped: at most the time of a step without communication, of ranks
+        that were recorded: nothing is known to be free before a rank's first span, or outside its window."""
+        figures = self.figures
+        parts = (figures.comm_ns, figures.start_of_recording_ns, figures.outside_ns)
+        return max(min(exposed_ns, self.step_ns - sum(each or 0 for each in parts)), 0.0)
 
     def is_usual(self, rank: int) -> Flags:
         """Return which windows of a rank are of steps that the shares of causes are of: no few long ones."""

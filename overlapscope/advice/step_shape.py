@@ -7,17 +7,20 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.calls.backward_prefetch import gathers_units, prefetches_nothing
+from overlapscope.advice.calls.calls_without_sizes import all_gradients_at_once
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
+from overlapscope.advice.last_bucket import last_is_one_gradient
 from overlapscope.advice.losses.exposed_calls import backward_waits_ns, hosts_make_wait
-from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, ms, recommended, window_of
+from overlapscope.advice.losses.sharded_optimizer import ALIKE, SCATTER
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import size_text
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, size
 from overlapscope.timeline.dimensions import BACKWARD, DATA
-from overlapscope.timeline.intervals import length, union
+from overlapscope.timeline.intervals import BusyTime, length, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import largest_by, values_in
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
@@ -27,7 +30,8 @@ GIANT_BYTES: Final = 1 << 30
 LARGE_BUCKET_BYTES: Final = 100 << 20
 """A choice: four times the usual bucket of DDP. Smaller ones transfer hardly faster when they are larger."""
 LARGE_SHARE: Final = 0.25
-"""Least share of the gradients of a step that such a bucket holds. A choice."""
+"""Least share of the gradients of a step that such a bucket holds, and of its compute in which one of DDP fills. A
+choice."""
 OVERLAPPING: Final = {
     "ddp": "DistributedDataParallel reduces buckets while backward goes on",
     "fsdp2": "FSDP2 gathers the next module while this one computes",
@@ -50,18 +54,12 @@ BOUND: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
 )
 MAY_WAIT: Final = "that these calls do not wait for ranks that were not recorded, which no overlap saves"
+ONLY_ONES: Final = "that calls of which backward makes one a step, the only one of its type, hold all gradients"
 ONE_BUCKET: Final = "# one bucket for all gradients, or a model that is a single module, is ready only at the end"
 LAST_FIRST: Final = (
     "# all calls are launched at once: buckets are sent in order, and the first one waits for a gradient that is ready "
     "last (an embedding that is used twice, modules registered in another order than they run)"
 )
-SCATTER: Final = (
-    "# as many bytes are gathered as reduced: reduce_scatter with all_gather sends two thirds of what all_reduce with "
-    "all_gather does (FSDP2 with reshard_after_forward=False; DeepSpeed's stages 1 and 2 all-reduce, with "
-    "reduce_scatter=true as well)"
-)
-ALIKE: Final = 0.02
-"""Bytes that are gathered may differ from those that are reduced by this share, as for padding."""
 WAITS: Final = (
     "# a hook waits for its call: return the future of all_reduce(..., async_op=True) from a communication hook, "
     "or in hooks of your own keep the handles, and wait for all of them once, before the optimizer"
@@ -101,17 +99,20 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where all-reduces of more than 1 GiB, or the few that hold all gradients, are exposed
     for long enough."""
     reduces = [row for row in given.analysis.collectives if row.op == "all_reduce" and row.dimension in (None, DATA)]
-    rows = [row for row in reduces if (row.bytes or 0) > GIANT_BYTES] or _few_buckets(given, reduces)
+    rows = [row for row in reduces if (row.bytes or 0) > GIANT_BYTES]
+    if not rows and given.run_has_device and not _has_replay(given):
+        rows = _few_buckets(given, reduces) or all_gradients_at_once(given)
     exposed = given.exposed_ns(rows)
     at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
     if given.job.serves or not given.is_worth(at_most):
         return None
     waits = any(row.estimate == "upper_bound" for row in rows)
     largest = max(row.bytes or 0 for row in rows)
+    sizes = f"of {size_text(largest)}" if largest else "that hold all gradients"
     return recommended(
         given,
         id="split_all_reduce",
-        title=f"Split all-reduces of {size_text(largest)}: one begins only when all that it sends is ready, and "
+        title=f"Split all-reduces {sizes}: one begins only when all that it sends is ready, and "
         f"{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed{', waiting included' if waits else ''}",
         at_most_ns=at_most,
         apply={
@@ -120,9 +121,15 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
             "megatron": "--overlap-grad-reduce --ddp-bucket-size 40000000",
         }
         | ({"torch": SCATTER} if _gathered_after(given, reduces) else {}),
-        evidence={"exposed_ns": round(exposed), "most_bytes": largest, "calls": sum(row.count for row in rows)},
-        measured=["sizes, and the time of these calls beside which nothing is computed"],
-        assumed=[BOUND, *kept_by_hosts(given, at_most), *([MAY_WAIT] if waits else [])],
+        evidence={"exposed_ns": round(exposed), "calls": sum(row.count for row in rows)}
+        | ({"most_bytes": largest} if largest else {}),
+        measured=[f"{'sizes' if largest else 'types'}, and the time of these calls beside which nothing is computed"],
+        assumed=[
+            BOUND,
+            *kept_by_hosts(given, at_most),
+            *([MAY_WAIT] if waits else []),
+            *([] if largest else [ONLY_ONES]),
+        ],
     )
 
 
@@ -137,9 +144,11 @@ def _gathered_after(given: RuleInput, reduces: Sequence[CollectiveRow]) -> bool:
 
 
 def _few_buckets(given: RuleInput, rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """Return the rows of reductions in backward if large buckets hold the gradients; of DDP a replay says more."""
+    """Return the rows of reductions in backward if large buckets hold the gradients; of DDP only where the largest ones
+    fill through much of a step: one gradient, which no cap makes smaller, does not."""
     large = [row for row in rows if (row.bytes or 0) >= LARGE_BUCKET_BYTES]
-    if not large or not given.run_has_device or shows_ddp(given.run):
+    of_ddp = shows_ddp(given.run)
+    if not large or (of_ddp and last_is_one_gradient(given)):
         return []
     every = []
     for timeline, windows in given.some_ranks():
@@ -150,8 +159,31 @@ def _few_buckets(given: RuleInput, rows: Sequence[CollectiveRow]) -> list[Collec
         sent = calls.bytes[own]
         if not own.any() or not backward[own].all():
             return []
+        if of_ddp and not _fill_for_long(given, timeline, windows, np.flatnonzero(own)):
+            return []
         every.append(int(sent.max()) * len(windows) / int(sent.sum()))
     return large if every and min(every) >= LARGE_SHARE else []
+
+
+def _fill_for_long(given: RuleInput, timeline: RankTimeline, windows: Windows, rows: Ints) -> bool:
+    """Return whether much of the compute before the largest call of nearly each step lies behind the end of the call
+    before that: so many gradients come to be in that bucket."""
+    calls, compute = timeline.collectives, BusyTime(given.coverage[timeline.rank].compute)
+    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+    window = window_of(windows, calls.start_ns[rows])
+    begin = np.array(sorted(windows), np.int64)[window, 0]
+    before = np.append(NONE, calls.end_ns[rows[:-1]])
+    since = np.where(np.append(NONE, window[:-1]) == window, before, begin)
+    largest = calls.bytes[rows] == largest_by(window, calls.bytes[rows], len(windows))[window]
+    start = calls.start_ns[rows]
+    filled = compute.within(since, np.maximum(start, since))
+    long = filled[largest] >= LARGE_SHARE * compute.within(begin, start)[largest]
+    return bool(np.count_nonzero(long) >= NEARLY_ALL * long.size)
+
+
+def _has_replay(given: RuleInput) -> bool:
+    """Return whether sizes of gradients were recorded, so that a replay of DDP's caps says more."""
+    return shows_ddp(given.run) and any((each.gradients.elements > 0).any() for each in given.run.ranks.values())
 
 
 def overlap_without_effect(given: RuleInput) -> Recommendation | None:

@@ -9,7 +9,7 @@ from overlapscope.analysis.checks.computing_calls import computing_calls
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
-from overlapscope.analysis.checks.host_pauses import host_pauses
+from overlapscope.analysis.checks.host_pauses import host_pauses, without_pauses
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.launch_gaps import launch_gaps, launched_before
 from overlapscope.analysis.checks.links.possible_bandwidth import possible_bandwidth
@@ -20,11 +20,18 @@ from overlapscope.analysis.checks.odd_ranges import odd_ranges
 from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
+from overlapscope.analysis.checks.pipelines.devices_in_turn import devices_in_turn
 from overlapscope.analysis.checks.pipelines.last_stage_waits import last_stage_waits
+from overlapscope.analysis.checks.pipelines.stages import counted_stages
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
-from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.checks.recording_checks import (
+    partly_recorded_groups,
+    reported_overlap,
+    sampled_recording,
+    unread_ranks,
+)
 from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
 from overlapscope.analysis.checks.rising_kernels import rising_kernels
 from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
@@ -33,6 +40,7 @@ from overlapscope.analysis.checks.slow_operations import slow_operations
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.checks.unmarked_steps import unmarked_steps
+from overlapscope.analysis.common.cause_table import SAMPLED
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -43,6 +51,7 @@ from overlapscope.analysis.job_step.longer_calls import longer_calls
 from overlapscope.analysis.job_step.slower_steps import slower_steps
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, other_inputs, same_inputs
 from overlapscope.analysis.per_rank.kernels import RankCompute
@@ -53,7 +62,6 @@ from overlapscope.analysis.result import (
     waits_by_step,
 )
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
-from overlapscope.analysis.stragglers.long_pauses import LongPauses
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -90,26 +98,30 @@ def findings_of(asked: Asked) -> list[Finding]:
     run, alone, shared = asked.run, asked.alone, asked.shared
     coverage = {rank: own.coverage for rank, own in alone.items()}
     step_windows = {rank: own.windows for rank, own in alone.items()}
-    stages = {rank: own.stages for rank, own in alone.items()}
+    stages = counted_stages(run, {rank: own.stages for rank, own in alone.items()})
     window_ns = {info.rank: info.whole.window_ns for info in asked.ranks}
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
+    not_sampled = [info for info in asked.ranks if info.no_causes_reason != SAMPLED]
     stopped_ns, in_calls_ns = idle_at_stops(run, coverage, step_windows), waits_in_calls(run, asked.cross_rank.splits)
-    times = with_ranges(_of_times(run, asked.ranks, shared, stopped_ns, in_calls_ns), run, coverage, step_windows)
+    times = with_ranges(_of_times(run, not_sampled, shared, stopped_ns, in_calls_ns), run, coverage, step_windows)
+    paused = host_pauses(
+        run,
+        _long_pauses(alone),
+        asked.cross_rank.splits,
+        asked.head.step_ns,
+        shared,
+        of_steps=asked.head.window == "step",
+    )
+    in_ranges = odd_ranges(run, times)
     still = standing_still(run, _stood_still(alone), step_windows, shared)
     slowing = slowing_steps(asked.head, ", ".join(sorted({each.basis for each in run.ranks.values()})))
     return [
+        *sampled_recording(run, [rank for rank, own in alone.items() if own.no_causes_reason == SAMPLED]),
         *(slowing or slower_steps(run, asked.head, times)),
         *_of_hosts(run, alone, asked.head.step_ns, [*shared, *still]),
-        *host_pauses(
-            run,
-            _long_pauses(alone),
-            asked.cross_rank.splits,
-            asked.head.step_ns,
-            shared,
-            of_steps=asked.head.window == "step",
-        ),
-        *times,
-        *odd_ranges(run, times),
+        *paused,
+        *without_pauses(times, paused, step_windows),
+        *(each for each in in_ranges if each.severity == "warning"),
         *unplaced(asked.unclassified, asked.fused, sum(info.whole.compute_ns or 0 for info in asked.ranks)),
         *_of_what_was_told(run, asked.ranks),
         *asked.links,
@@ -135,10 +147,12 @@ def findings_of(asked: Asked) -> list[Finding]:
         *partly_recorded_groups(run, asked.cross_rank),
         *pipeline_bubbles(run, stages),
         *pipeline_fill(run, stages),
+        *devices_in_turn(run, coverage, step_windows),
         *last_stage_waits(run, coverage, step_windows),
         *expert_imbalance(run, asked.cross_rank, coverage, window_ns),
         *possible_bandwidth(run, asked.collectives, asked.bandwidth),
         *intent_findings(run),
+        *(each for each in in_ranges if each.severity != "warning"),
     ]
 
 
@@ -196,7 +210,7 @@ def _uneven_stages(
         _held_ns(run),
         _still_ns(alone),
         {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
-        {rank: own.stages for rank, own in alone.items()},
+        counted_stages(run, {rank: own.stages for rank, own in alone.items()}),
     )
 
 
@@ -243,6 +257,7 @@ def _of_times(
         in_calls_ns=in_calls_ns,
         stopped_ns=stopped_ns,
         by_chance=decide_who_is_late(shared),
+        run=run,
     )
     return [*found, *power_falls(run.ranks)]
 

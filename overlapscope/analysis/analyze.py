@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from overlapscope.analysis.all_findings import Asked, findings_of
 from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.outlier_steps import long_steps
+from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
 from overlapscope.analysis.common.findings import Listed
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.cost.repeated_part import repeated_part
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.cross_rank.call_index import CallIndex
@@ -72,6 +74,7 @@ def _analysis(
     turns: Sequence[Turns],
 ) -> Analysis:  # fmt: skip
     """Return the same; `turns` are those that hosts take on cores, and `alone` knows when ranks wait for theirs."""
+    cross_rank = _of_sampled(cross_rank, alone)
     windows = {rank: own.windows for rank, own in alone.items()}
     transfers = cross_rank.transfers(run)
     ranks, exposed_ns, longer = each_rank(run, cross_rank, alone, transfers)
@@ -84,7 +87,9 @@ def _analysis(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, CallIndex.of(run, cross_rank.splits).call)
     of_windows = rank_windows(ranks, alone)
-    costs = throughput(run, alone, {info.rank: (info.whole, *info.steps) for info in ranks})
+    repeated = repeated_part(run, cross_rank.clocks, alone)
+    figures, unseen = {info.rank: (info.whole, *info.steps) for info in ranks}, bool(cross_rank.waited_for_unseen_ns)
+    costs = throughput(run, alone, figures, repeated, unseen=unseen)
     head = headline(of_windows, cross_rank, costs.cut_short)
     findings = findings_of(
         Asked(
@@ -116,6 +121,14 @@ def _analysis(
     )
 
 
+def _of_sampled(cross_rank: CrossRank, alone: Mapping[int, RankSummary]) -> CrossRank:
+    """Return the result with the reason why calls are not matched, where most events of all ranks are missing."""
+    sampled = alone and all(own.no_causes_reason == SAMPLED for own in alone.values())
+    if not sampled or not cross_rank.matching.reasons:
+        return cross_rank
+    return replace(cross_rank, matching=replace(cross_rank.matching, reasons=(NO_CAUSES[SAMPLED],)))
+
+
 def _skew(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], ranks: Sequence[RankInfo],
     held: list[Straggler], in_turn: list[int],
@@ -135,7 +148,7 @@ def _with_late_rank(
     coverage = {rank: own.coverage for rank, own in alone.items()}
     waiting = {rank: own.parts.waiting for rank, own in alone.items() if own.parts.waiting is not None}
     loss = with_late_rank(path.longest_loss, run, cross_rank.clocks, transfers, coverage, waiting)
-    return msgspec.structs.replace(path, longest_loss=loss)
+    return replace(path, longest_loss=loss)
 
 
 def _pauses(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:

@@ -52,6 +52,7 @@ def late_ranks_of(
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
         paused={rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs},
         operation_ns={rank: own.operation_ns for rank, own in alone.items()},
+        hosts={rank: own.host for rank, own in alone.items() if own.host},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())

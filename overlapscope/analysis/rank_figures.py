@@ -1,6 +1,6 @@
 """Compute the figures of each rank: of its whole recording and of its steps, with the causes of exposed time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from overlapscope.analysis.exposure.longer_than_like import LongerThanLike, long
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import empty_ranges_ns
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import (
     RankInfo,
@@ -88,11 +89,21 @@ def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes
             StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
             for each, its in zip(own.windows, steps, strict=True)
         ],
+        before_first_step_ns=_before_first_step_ns(own.windows),
+        unsplit_causes=dict(causes.unsplit_ns),
         no_causes_reason=own.no_causes_reason if whole.window_ns is not None else None,
         interference=None if isinstance(own.interference, str) else own.interference,
         no_interference_reason=own.interference if isinstance(own.interference, str) else None,
         empty_ranges_ns=empty_ranges_ns(own.operations),
     )
+
+
+def _before_first_step_ns(windows: Sequence[StepWindow]) -> int | None:
+    """Return how long before its window the first complete step began on its host; None where that is not known."""
+    first = next((each for each in windows if each.complete and each.window is not None), None)
+    if first is None or first.window is None or first.begun_ns is None:
+        return None
+    return max(first.window[0] - first.begun_ns, 0)
 
 
 def _known(

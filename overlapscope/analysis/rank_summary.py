@@ -15,6 +15,8 @@ from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
+from overlapscope.analysis.pauses.long_pauses import LongPauses, long_pauses
+from overlapscope.analysis.pauses.whole_processes import Silences, Thread, thread_silences
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.host_operations import (
     EnqueuingCalls,
@@ -31,7 +33,6 @@ from overlapscope.analysis.per_rank.interference import Interference, NoInterfer
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.operation_gaps import OperationGaps, operation_gaps
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
-from overlapscope.analysis.stragglers.long_pauses import LongPauses, long_pauses
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.errors import HostEventsError
@@ -74,7 +75,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What its host did; None where that was not recorded, or no other rank was."""
     long_pauses: LongPauses | None
     """In a run with devices, the long pauses of its host that left its device idle; None where what idled it, or its
-    steps, are not known."""
+    steps, are not known. Of a process that is several ranks, `summarize_ranks` cuts them to those of all."""
+    silences: Mapping[Thread, Silences]
+    """Where its process is other ranks, too, when each of its threads was silent; empty where that is not known."""
     host_runs: HostRuns | None
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
     operations: StepOperations | None
@@ -107,8 +110,11 @@ def steps_and_compute(alone: Mapping[int, RankSummary]) -> dict[int, StepsAndCom
     return {rank: (own.windows, own.coverage.compute) for rank, own in alone.items()}
 
 
-def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: BuiltGraphs, *, alone: bool) -> RankSummary:
-    """Summarize one rank; `groups` are its groups with other members, `alone` says that no other was recorded."""
+def summarize_rank(
+    timeline: RankTimeline, groups: Sequence[Group], graphs: BuiltGraphs, *, alone: bool, shares_process: bool = False
+) -> RankSummary:
+    """Summarize one rank; `groups` are its groups with other members, `alone` says that no other was recorded, and
+    `shares_process` that its process is other ranks, too."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     causes = own_causes(timeline, graphs)
@@ -142,6 +148,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         not_launched=before_first_launch(timeline),
         host=None if alone else host,
         long_pauses=None if causes.reason else long_pauses(timeline, host, _recorded_idle(idle, causes)),
+        silences=thread_silences(timeline) if shares_process and host is not None else {},
         host_runs=runs,
         operations=operations.of_steps,
         operation_ns=operations.times_ns,

@@ -19,7 +19,7 @@ from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, Link
-from overlapscope.analysis.job_step.headline import SHORTER, Headline, headline, left_out
+from overlapscope.analysis.job_step.headline import ALIKE, SHORTER, Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference
@@ -129,8 +129,14 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Its host, where the hosts of several are known."""
     whole: Breakdown
     steps: list[StepBreakdown]
+    before_first_step_ns: int | None = None
+    """From when its host began the first complete step until the window of that begins, with its first kernel; null
+    without a device."""
     no_causes_reason: NoCauses | None = None
     """Why its dependency graph names no causes of idle and exposed time; null where it does."""
+    unsplit_causes: dict[str, int] | None = None
+    """Of the causes of its whole recording, what lies in calls that are not split into wait and transfer: it may be
+    waiting. Null in older documents."""
     interference: Interference | None = None
     """How many times as long its compute takes beside communication; null in documents of version 0.1, too."""
     no_interference_reason: NoInterference | None = None
@@ -161,6 +167,12 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     waited_for_ns: int | None = None
     """How long the others waited, in sum over them, in calls that it came last to: more than `blame_ns`, which is by
     how much it came after the one before it, where several were late together. Null in older documents."""
+    mean_waited_for_ns: int | None = None
+    """The same, but of each call the mean over the other members: for how long one of them waited, as `wait_ns` counts.
+    Null in older documents."""
+    waited_for_unseen_ns: int | None = None
+    """At least how long it waited in calls whose last member was not recorded, by tasks of these calls; null where no
+    task shows that."""
     times_last: int
     idle_ns: int | None
 
@@ -387,26 +399,24 @@ def with_costs(analysis: Analysis) -> Analysis:
     found, head = analysis.throughput, analysis.headline
     if found is None or not found.on_device or not found.devices:
         return analysis
-    has_long = bool(left_out(head))
+    whole = found.repeated is None  # causes are not of the repeated part
     found = replace(
         found,
         exposed_causes_gpu_hours_a_day=_divided(
-            found.exposed_gpu_hours_a_day, causes_of_all_steps(analysis), head.causes
+            found.exposed_gpu_hours_a_day,
+            causes_of_all_steps(analysis) if whole else {},
+            head.causes if whole else {},
         ),
         idle_causes_gpu_hours_a_day=_divided(
-            found.idle_gpu_hours_a_day, _idle_causes_of_all_steps(analysis), head.idle_causes
+            found.idle_gpu_hours_a_day,
+            _idle_causes_of_all_steps(analysis) if whole else {},
+            head.idle_causes if whole else {},
         ),
     )
-    # A step of a day takes the mean, of which long ones are a part; and so where steps of ranks overlap, and where the
-    # median is not that of whole steps.
-    mean_ns = overlapping_ns(analysis)
-    if mean_ns is None:
-        of_mean = has_long or found.steps <= len(found.cut_short)
-        mean_ns = found.time_ns / found.steps if of_mean and found.time_ns and found.steps else head.step_ns
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        of_ns = recording_ns(analysis) if each.per == "recording" else mean_ns
+        of_ns = _of_a_day_ns(analysis, each.per) if whole or each.per == "step" else None
         share = None if saved_ns is None or not of_ns else saved_ns / of_ns
         hours, rate = gpu_hours_a_day(share, found.devices or 0), found.price_per_gpu_hour
         price = None if hours is None or rate is None else hours * rate
@@ -414,18 +424,51 @@ def with_costs(analysis: Analysis) -> Analysis:
     return replace(analysis, throughput=found, recommendations=recommendations)
 
 
+def _of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
+    """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
+    is due to the start of the recording, and without steps that are cut short. None without times.
+
+    A day has so many steps, whether a loss is in each of them or its mean.
+    """
+    ranks = [info for info in analysis.ranks if info.rank in analysis.headline.ranks]
+    figures: list[Breakdown] = [info.whole for info in ranks]
+    if per == "step" and analysis.headline.window == "step":
+        figures = [each for info in ranks for each in _whole_steps(info, analysis)]
+    windows = [
+        each.window_ns - sum(of.get(START_OF_RECORDING, 0) for of in (each.causes, each.idle_causes))
+        for each in figures
+        if each.window_ns
+    ]
+    return fmean(windows) if windows else None
+
+
+def _whole_steps(info: RankInfo, analysis: Analysis) -> list[StepBreakdown]:
+    """Return the complete steps of a rank that the headline is of, without those that are cut short."""
+    steps = {each.step for each in analysis.headline.job_steps} - {*_cut_short(analysis)}
+    return [each for each in info.steps if each.complete and each.step in steps]
+
+
 def overlapping_ns(analysis: Analysis) -> float | None:
     """Return the time that a step of the job takes in the mean, where its steps are longer than that: a rank begins one
     then while another ends the one before, and the steps' lengths sum to more than was recorded of them.
 
-    None elsewhere, and where the recorded time of these steps is not known.
+    With a device a window lasts until the next one begins, so that it is the mean over ranks of how long after each
+    other their own steps begin. None elsewhere, and where the recorded time of these steps is not known.
     """
     found, head = analysis.throughput, analysis.headline
     if found is None or head.window != "step" or head.steps_by != "job_step" or not found.time_ns or not found.steps:
         return None
     lengths = [each.step_ns for each in head.job_steps if each.step not in found.cut_short]
-    mean_ns = found.time_ns / found.steps
-    return mean_ns if len(lengths) == found.steps and mean_ns < SHORTER * fmean(lengths) else None
+    longest_ns = found.time_ns / found.steps
+    if len(lengths) != found.steps or longest_ns >= SHORTER * fmean(lengths):
+        return None
+    own = [
+        each.window_ns or 0
+        for info in analysis.ranks
+        if analysis.run.has_device and info.rank in head.ranks
+        for each in _whole_steps(info, analysis)
+    ]
+    return min(fmean(own), longest_ns) if own else longest_ns
 
 
 def recording_ns(analysis: Analysis) -> int:
@@ -506,10 +549,15 @@ class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
 def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
     """Return the medians of the other steps of the job, where outliers are so many that the median step is one.
 
-    It is one where its length beside that of the others would be. None elsewhere, and where all steps are outliers.
+    It is one where its length beside that of the others would be; and so, if it is not about as long as theirs, where
+    half of the steps or more are outliers: one pause lies in a step of the rank that pauses, and in the next step of
+    those that wait for it. None elsewhere, and where all steps are outliers.
     """
-    found = _without_outliers(analysis)
-    return found if found is not None and (analysis.headline.step_ns or 0) >= ODD_FACTOR * found.step_ns else None
+    found, head = _without_outliers(analysis), analysis.headline
+    if found is None:
+        return None
+    least = ALIKE if 2 * len(found.outliers) >= len(head.job_steps) else ODD_FACTOR
+    return found if (head.step_ns or 0) >= least * found.step_ns else None
 
 
 def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | None:
@@ -597,9 +645,11 @@ def _cut_short(analysis: Analysis) -> Collection[int]:
 
 
 def usual_causes(analysis: Analysis) -> Counter[str]:
-    """Return the nanoseconds of each cause in the complete steps that are no outliers; empty of a single step."""
+    """Return the nanoseconds of each cause in the complete steps that are no outliers, in all where a single one is
+    none; empty of a single step."""
     found = _without_outliers(analysis)
-    return causes_of_all_steps(analysis, set() if found is None else set(found.outliers))
+    every = causes_of_all_steps(analysis)
+    return every if found is None else causes_of_all_steps(analysis, set(found.outliers)) or every
 
 
 def waits_by_step(ranks: Iterable[RankInfo]) -> dict[tuple[int, int], int]:

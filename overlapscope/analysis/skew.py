@@ -46,6 +46,8 @@ def skew_of(
                 late_end_ns=each.late_end_ns,
                 delayed_ns=delayed_ns.get(rank, 0),
                 waited_for_ns=each.waited_for_ns,
+                mean_waited_for_ns=each.mean_waited_for_ns,
+                waited_for_unseen_ns=cross_rank.waited_for_unseen_ns.get(rank),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
+from overlapscope.analysis.cost.repeated_part import repeated_part
 from overlapscope.analysis.cost.throughput import Throughput, throughput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -34,7 +35,8 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     infos, _, _ = each_rank(run, cross_rank, alone, cross_rank.transfers(run))
     recorded = max((len(own.windows) for own in alone.values()), default=0)
     damaged = [rank for rank, own in alone.items() if own.no_causes_reason == "unreadable_host_events"]
-    costs = throughput(run, alone, {info.rank: (info.whole, *info.steps) for info in infos})
+    repeated = repeated_part(run, cross_rank.clocks, alone)
+    costs = throughput(run, alone, {info.rank: (info.whole, *info.steps) for info in infos}, repeated)
     head = headline(rank_windows(infos, alone), cross_rank, costs.cut_short)
     return figures_of(run, name, job, recorded, held, costs, head, damaged)
 

@@ -111,6 +111,9 @@ class Collectives(Columns, frozen=True, kw_only=True):
     """Rank of the world that a send goes to or a recv comes from."""
     received_bytes: Ints
     """Bytes that this rank received in an all-to-all; `bytes` is what it sent."""
+    waited_ns: Ints
+    """How long the call waited for other members before it moved data, by tasks of its own that its source recorded: at
+    least so long; NONE where it recorded none."""
 
 
 class Steps(Columns, frozen=True, kw_only=True):

@@ -162,6 +162,16 @@ def test_a_pace_is_that_of_like_steps_and_compared_with_the_same_steps(lengths: 
     assert together.pace_ns is None
 
 
+@pytest.mark.parametrize(("slow", "pace"), [(102, 100), (103, None), (118, None)])
+def test_a_job_has_no_pace_where_one_rank_runs_ahead_of_another_ever_more(slow: int, pace: int | None) -> None:
+    """Rank 0 takes 100 ns a step until it waits for rank 1 in the last one: the job's begins are its own."""
+    slows = [(*["compute_only_ns"] * (slow - 1), EXPOSED)] * 4
+    runs = [(*["compute_only_ns"] * 99, EXPOSED)] * 3
+    last = (*["compute_only_ns"] * 99, *[WAITING] * (4 * slow - 400 + 1))
+    head = found({0: _in_a_row(0, [*runs, last], 12), 1: _in_a_row(2, slows, 12)}, {0: 5, 1: 0})
+    assert head.pace_ns == pace
+
+
 @examples(300)
 @given(made=JOBS, ahead=st.lists(st.integers(-(10**12), 10**12), min_size=4, max_size=4))
 def test_the_step_of_the_job_is_every_nanosecond_of_it(made: list[list[Made]], ahead: list[int]) -> None:

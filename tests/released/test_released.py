@@ -128,7 +128,9 @@ def test_time_behind_another_call_is_only_given_to_what_waited_for_the_call_itse
     assert pairs
     for before, after in pairs:
         assert after.get("queued", 0) <= before.get("queued", 0)
-        assert all(after.get(cause, 0) >= before.get(cause, 0) for cause in ("dependency", "tail"))
+        # What comes behind the optimizer waits for that: 0.1 said `dependency` of such calls.
+        then, today = (sum(each.get(cause, 0) for cause in ("dependency", "tail")) for each in (before, after))
+        assert today >= then
 
 
 def test_an_older_baseline_is_held_against_a_run_of_this_version(released: Released) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from overlapscope.analysis.common.cause_table import SAMPLED
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, recording_ns
 from overlapscope.report.formatting import ms, percent
@@ -30,7 +31,7 @@ SENTENCES: Final[dict[str, tuple[str, str]]] = {
     "no rank, ranks": (r"^no rank recorded", r"^rank \d+ "),
     "no step marks, steps": (r"^[^\n]*no step marks", r"^rank \d+ step \d+"),
     "no critical path, its parts": (r"^No critical path", r"^Critical path of"),
-    "nothing matched, wait time of ranks": (r"^0 collectives matched across ranks", r"^rank \d+ .* % +[\d,.]+ +\d+$"),
+    "nothing matched, wait time of ranks": (r"^0 collectives matched across ranks", r"^rank \d+ .* % +[\d,.]+ +[\d,.]+ +\d+$"),
     "nothing to recommend, a recommendation": (r"^Nothing to recommend\.", r"^1\. "),
     "idle for no known reason, idle by cause": (
         r"Idle [\d,.]+ ms a \w+: unknown because", r"Idle .*: late launch by the host",
@@ -242,7 +243,8 @@ def _late_launch(output: Output) -> Said:
 def _nothing_to_recommend(output: Output) -> Said:
     head = output.analysis.headline
     lost = (head.exposed_comm_ns or 0) + (head.idle_ns or 0)
-    if head.step_ns and lost > LARGE_LOSS * head.step_ns and not output.advice:
+    sampled = any(each.no_causes_reason == SAMPLED for each in output.analysis.ranks)  # what is lost is not known
+    if head.step_ns and lost > LARGE_LOSS * head.step_ns and not output.advice and not sampled:
         yield f"nothing to recommend, and {lost} of {head.step_ns} ns exposed or idle"
 
 

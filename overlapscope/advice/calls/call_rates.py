@@ -1,18 +1,19 @@
 """At which rate the calls run that most of the exposed time is of, and whether sizes show that it is transfer."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, time_of, window_of
+from overlapscope.analysis.common.one_host import MOST_OF_HOST, device_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS
 from overlapscope.analysis.job_step.longer_calls import ONE_LONG_CALL
 from overlapscope.display import size_text
-from overlapscope.timeline.columns import DEVICE, NONE, Floats, Ints
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, difference, intersection
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
@@ -42,8 +43,6 @@ SOCKET_BYTES: Final = 10_000_000
 SOCKET_GBS: Final = 3.0
 """Calls of so many bytes between hosts that are slower look like TCP sockets. A choice: one link of 25 Gbit/s, the
 slowest of usual clusters, carries as much."""
-MOST_OF_HOST: Final = 8
-"""Devices of a host at most, by which ranks are on several where no trace says their hosts. A choice: of usual ones."""
 SOCKETS: Final = "NCCL_DEBUG=INFO  # its log says which transport carries these calls: NET/Socket, or NET/IB"
 LABELS: Final = {"data": "DP", "tensor": "TP", "pipeline": "PP", "expert": "EP", "context": "CP"}
 
@@ -234,7 +233,7 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     least: the latter twice where they differ by less than `SAME_RATE`.
 
     It is shown where nearly all exposed time, and nearly all time in calls, is of large calls at one bandwidth,
-    although their bytes differ (`_waits_little`), with which no waiting grows, and so does the compute before them for
+    although their bytes differ (`waits_little`), with which no waiting grows, and so does the compute before them for
     each byte, with which waiting for a slower rank grows.
     """
     if given.is_whole or not given.run_has_device:
@@ -254,19 +253,19 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     nearly_all = all(each[alike].sum() >= MOST_ALIKE * each.sum() for each in (exposed, lasted))
     if not nearly_all or alike.sum() < 2 * LIKE_CALLS:
         return None
-    follows = _spread(bus[alike]) >= OTHER_SIZES or _waits_little(op[alike], bus[alike], rate[alike])
+    follows = _spread(bus[alike]) >= OTHER_SIZES or waits_little(op[alike], bus[alike], rate[alike])
     follows &= _spread(computed[alike] / bus[alike]) >= OTHER_SIZES
     return _of_ops(op[alike], rate[alike]) if follows else None
 
 
-def _waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats) -> bool:
+def waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats, fewest: int = LIKE_CALLS) -> bool:
     """Return whether calls that all wait as long, whatever their size, would run at rates that differ by more.
 
-    Of kinds (operation and size) with enough calls the median rate counts. A wait of x times the transfer of the
-    smallest size makes the rate of one r times as large (r + r x) / (r + x) times as high.
+    Of kinds (operation and size) with `fewest` calls or more the median rate counts. A wait of x times the transfer of
+    the smallest size makes the rate of one r times as large (r + r x) / (r + x) times as high.
     """
     kind, first = factorize_rows([op, bus_bytes])
-    many = np.flatnonzero(np.bincount(kind, minlength=first.size) >= LIKE_CALLS)
+    many = np.flatnonzero(np.bincount(kind, minlength=first.size) >= fewest)
     if many.size < 2:
         return False
     sizes, rates = bus_bytes[first[many]], [float(np.median(rate_gbs[kind == each])) for each in many.tolist()]
@@ -324,7 +323,7 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
     if dominant is None or not given.run_has_device or dominant.least_bytes < SOCKET_BYTES:
         return None
     hosts = {each.rank: each.host for each in given.analysis.ranks}
-    devices = {rank: devices_of(own) for rank, own in given.run.ranks.items()} if None in hosts.values() else {}
+    devices = {rank: device_of(own) for rank, own in given.run.ranks.items()} if None in hosts.values() else {}
     rates, certain = [], True
     for timeline, windows in given.some_ranks():
         calls = timeline.collectives
@@ -342,7 +341,7 @@ def like_sockets(given: RuleInput, dominant: DominantCalls | None) -> tuple[floa
 
 
 def _spans_hosts(
-    given: RuleInput, group: str | None, hosts: Mapping[int, str | None], devices: Mapping[int, Collection[str]]
+    given: RuleInput, group: str | None, hosts: Mapping[int, str | None], devices: Mapping[int, str | None]
 ) -> bool | None:
     """Return whether a group lies on several hosts, by their names; None where one is not known, and numbers of ranks,
     or of their devices, make it likely: processes that share a device, or see it by another number, are on one."""
@@ -355,18 +354,11 @@ def _spans_hosts(
     return None if None in names and likely else False
 
 
-def _share_devices(members: Sequence[int], devices: Mapping[int, Collection[str]]) -> bool:
+def _share_devices(members: Sequence[int], devices: Mapping[int, str | None]) -> bool:
     """Return whether several ranks use a device of one number, where ranks use others. Where each process sees its own
     device alone, as number 0, that says nothing."""
-    times = Counter(device for rank in members for device in devices.get(rank, ()))
-    return len(set().union(*devices.values())) > 1 and max(times.values(), default=0) > 1
-
-
-def devices_of(timeline: RankTimeline) -> set[str]:
-    """Return the number of the device that a rank uses, as the source writes it; several, or none, say nothing."""
-    lanes = timeline.lanes
-    found = {timeline.names[code] for code in lanes.process[lanes.kind == DEVICE].tolist() if code >= 0}
-    return found if len(found) == 1 else set()
+    times = Counter(device for rank in members if (device := devices.get(rank)) is not None)
+    return len({*devices.values()} - {None}) > 1 and max(times.values(), default=0) > 1
 
 
 def sized_calls(timeline: RankTimeline, windows: Windows, least_bytes: int) -> Ints:

@@ -5,15 +5,15 @@ from typing import Final, Literal
 
 import numpy as np
 
-from overlapscope.advice.calls.call_rates import MOST_ALIKE, exposed_of_calls_ns
+from overlapscope.advice.calls.call_rates import MOST_ALIKE, exposed_of_calls_ns, waits_little
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
 
 Transfer = Literal["one_rate", "recorded", "in_rows"]
 """Calls of several sizes run at one bandwidth; all were matched among the ranks that were recorded, which may be all;
-or they follow directly upon each other and last alike."""
+or they follow directly upon each other and last alike, or as their bytes."""
 WORDS: Final[Mapping[Transfer, str]] = {
     "one_rate": "",
     "recorded": " (transfer, if these are all ranks)",
@@ -27,7 +27,11 @@ FEWEST: Final = 10
 """Least calls of one size that follow directly."""
 SAME: Final = 0.02
 """Largest distance of the 10th and the 90th percentile of their times, as a share of the median. A choice: waiting for
-ranks that are late by chance differs by more."""
+ranks that are late by chance differs by more ..."""
+NEAR: Final = 0.05
+"""... and of their bytes by time, where sizes differ and time follows them: that shows more than one duration."""
+FEWEST_OF_SIZE: Final = 2
+"""Least calls of a size whose times show that time follows the bytes. A choice: of one nobody knows what it waits."""
 
 
 def known_transfer(given: RuleInput, *, at_one_rate: bool) -> Transfer | None:
@@ -55,8 +59,8 @@ def all_are_matched(given: RuleInput) -> bool:
 
 def follow_directly(given: RuleInput) -> bool:
     """Return whether nearly all exposed time is of large calls that each begin as the one before it in their group
-    ends, ten or more of one size, and last alike: only the first of such a row can wait for a rank that is merely
-    late."""
+    ends, ten or more of one size, and last alike, or of several, and last as their bytes: only the first of such a row
+    can wait for a rank that is merely late."""
     alike = every = 0
     for timeline, windows in given.some_at_hand():
         calls, exposed = timeline.collectives, exposed_of_calls_ns(given, timeline, windows)
@@ -67,9 +71,28 @@ def follow_directly(given: RuleInput) -> bool:
         gap = start[1:] - end[:-1]
         own = own[1:][(group[1:] == group[:-1]) & (gap >= 0) & (gap <= AT_ONCE_NS)]
         took = (calls.end_ns - calls.start_ns)[own]
-        kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.dtype[own], calls.bytes[own]])
+        kind, _ = factorize_rows([calls.op[own], calls.group[own], calls.dtype[own]])
         for rows in split_by(kind):
-            low, middle, high = np.quantile(took[rows], (0.1, 0.5, 0.9))
-            if rows.size >= FEWEST and high - low <= SAME * middle:
-                alike += int(exposed[own[rows]].sum())
+            transfers = _last_as_bytes(calls.bytes[own[rows]], took[rows])
+            alike += int(exposed[own[rows[transfers]]].sum())
     return every > 0 and alike >= MOST_ALIKE * every
+
+
+def _last_as_bytes(sizes: Ints, took_ns: Ints) -> Flags:
+    """Return which of these calls of one group, operation and type last as their bytes: all where these differ, else
+    those of a size that last alike."""
+    rate = sizes / np.maximum(took_ns, 1)
+    if _are_near(rate, NEAR) and waits_little(
+        np.zeros(sizes.size, np.int64), sizes.astype(float), rate, FEWEST_OF_SIZE
+    ):
+        return np.ones(sizes.size, np.bool_)
+    found = np.zeros(sizes.size, np.bool_)
+    for rows in split_by(factorize_rows([sizes])[0]):
+        found[rows] = _are_near(took_ns[rows], SAME)
+    return found
+
+
+def _are_near(values: Ints | Floats, most: float) -> bool:
+    """Return whether values are enough, and differ by at most this share of the median, without a tenth at each end."""
+    low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
+    return bool(values.size >= FEWEST and high - low <= most * middle)

@@ -1,12 +1,13 @@
 """How long calls transfer at most, as messages between the same devices show how fast their links are."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.calls.call_rates import MOST_OF_HOST, bytes_on_bus, devices_of, sized_calls
+from overlapscope.advice.calls.call_rates import bytes_on_bus, sized_calls
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.one_host import are_on_one_host
 from overlapscope.analysis.exposure.longer_than_like import LATENCY_NS, LATENCY_OF_MEMBER_NS
 from overlapscope.analysis.exposure.message_links import MessageLinks
 from overlapscope.timeline.columns import NONE, Ints
@@ -28,25 +29,14 @@ def at_most_by_messages_ns(given: RuleInput, timeline: RankTimeline) -> Ints:
     found = np.full(calls.op.size, NONE)
     rows = sized_calls(timeline, given.windows[timeline.rank], LARGE_BYTES)
     links = given.message_links if rows.size else {}
+    hosts = ranks_of_hosts(given.run) if links else {}
     for code in values_in(calls.group[rows]).tolist() if links else ():
         members = next((each.ranks for each in given.run.groups if each.name == timeline.name(code)), None) or ()
         rate, own = _slowest(links, frozenset(members)), rows[calls.group[rows] == code]
-        if rate and _are_on_one_host(given, members):
+        if rate and are_on_one_host(given.run, hosts, members):
             latency_ns = max(LATENCY_NS, LATENCY_OF_MEMBER_NS * len(members))
             found[own] = np.ceil(TIMES_A_MESSAGE * bytes_on_bus(timeline, own) / rate + latency_ns).astype(np.int64)
     return found
-
-
-def _are_on_one_host(given: RuleInput, members: Sequence[int]) -> bool:
-    """Return whether ranks are on one host, as the names of all their hosts say, or else as each recorded one uses a
-    device of another number."""
-    hosts = {each.rank: each.host for each in given.analysis.ranks if each.rank in members}
-    names = set(hosts.values())
-    numbers = [frozenset(devices_of(given.run.ranks[rank])) for rank in hosts]
-    if None not in names and len(hosts) == len(members):
-        return len(names) == 1
-    differ = all(numbers) and len(set(numbers)) == len(numbers) > 1
-    return differ and len(names) == 1 and len({rank // MOST_OF_HOST for rank in members}) == 1
 
 
 def _slowest(links: MessageLinks, members: frozenset[int]) -> float | None:

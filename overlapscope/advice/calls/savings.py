@@ -11,21 +11,21 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.calls.binding_calls import DIRECTLY_NS, saved_of, streams_of_calls
+from overlapscope.advice.calls.binding_calls import AT_ONCE_NS, DIRECTLY_NS, saved_of, streams_of_calls
 from overlapscope.advice.calls.message_rates import at_most_by_messages_ns
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, time_of
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_QUANTILE
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.fast_calls import of_many_calls
 from overlapscope.analysis.exposure.longer_than_like import OF_LARGER, since_ns
-from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
-from overlapscope.timeline.rows import factorize_rows, sort_order, split_by
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, sum_by
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 
 SAVED: Final = ("slow_transfer", "queued", "ahead", "dependency", "host_waited", "tail", "unknown")
 """Causes of exposed time that ends with the calls; in others the next compute would not have begun earlier."""
+AS_FAST: Final = "that compute beside them takes as long as now: by how much they slow it could not be measured"
 ANY: Final = float(np.iinfo(np.int64).max // 4)
 
 
@@ -113,7 +113,8 @@ def saved_by_half_ns(
 
     A call ends earlier by half of its transfer, and begins earlier as the call before it on its stream does, as far as
     it had stood behind that. Of calls of which each stands behind the one before it, all save at most half of what they
-    transfer in sum; and calls on several streams at once save no more than the time that they cover.
+    transfer in sum, and those with no compute between them what the last of them ends earlier; and calls on several
+    streams at once save no more than the time that they cover.
     """
     calls = timeline.collectives
     half = np.zeros(calls.op.size)
@@ -132,7 +133,12 @@ def saved_by_half_ns(
     saved, start, end = saved_time(given, timeline, asked), calls.start_ns[every], calls.end_ns[every]
     own = BusyTime(saved).within(start, end)
     row = np.cumsum(behind == 0) - 1
-    of_rows = np.minimum(np.bincount(row, np.minimum(own, earlier)), np.bincount(row, half))
+    # The compute that waits for several of a row, with none between them, begins as the last of these ends.
+    computed = np.searchsorted(given.coverage[timeline.rank].compute.starts, end)
+    is_last = np.append((row[1:] != row[:-1]) | (computed[1:] != computed[:-1]), True)
+    part = np.append(0, np.cumsum(is_last[:-1]))
+    of_parts = np.minimum(np.bincount(part, np.minimum(own, earlier)), earlier[is_last])
+    of_rows = np.minimum(np.bincount(row[is_last], of_parts), np.bincount(row, half))
     moved = earlier > 0
     covered = length(intersection(saved, union((start[moved], end[moved]))))
     return min(float(of_rows.sum()), covered) / max(len(windows), 1)
@@ -140,13 +146,20 @@ def saved_by_half_ns(
 
 def faster_beside_half_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, transfer_ns: Ints | Floats) -> float:
     """Return what compute beside these calls saves in a step of a rank, at most, if they transfer half as long: it is
-    slowed for half as long. Where by how much was not measured, it is taken to be the usual."""
+    slowed for half as long. Where by how much was not measured, nothing is counted (`as_fast_beside`)."""
     end, windows = timeline.collectives.end_ns[rows], given.windows[timeline.rank]
     since = end - np.rint(transfer_ns).astype(np.int64)
     beside = intersection(intersection(union((since, end)), time_of(windows)), given.coverage[timeline.rank].compute)
     found = next(each.interference for each in given.analysis.ranks if each.rank == timeline.rank)
-    slower = max(found.high if found else SLOWDOWN_PRIOR[1], 1.0)
+    slower = max(found.high if found else 1.0, 1.0)
     return length(beside) / 2 * (1 - 1 / slower) / max(len(windows), 1)
+
+
+def as_fast_beside(given: RuleInput) -> list[str]:
+    """Return what is assumed of compute beside calls where it was not measured by how much they slow it; else
+    nothing."""
+    measured = {each.rank for each in given.analysis.ranks if each.interference is not None}
+    return [] if all(each.rank in measured for each, _ in given.some_ranks()) else [AS_FAST]
 
 
 def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
@@ -172,10 +185,28 @@ def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:
 
 
 def _behind_ns(timeline: RankTimeline, rows: Ints, lane: Ints) -> Floats:
-    """Return for how long each of these calls, sorted by stream and start, had stood behind the one before it, at most:
-    since its launch, where it directly follows; `ANY` where that is not known."""
+    """Return for how long each of these calls, sorted by stream and start, had stood behind the one before it, at most,
+    where it directly follows: since its launch, and since compute launched before it had ended, if no call of its
+    stream began while such compute went on; `ANY` where no launch is known."""
     calls = timeline.collectives
-    gap = calls.start_ns[rows[1:]] - calls.end_ns[rows[:-1]]
-    launch = calls.launch_ns[rows[1:]]
-    behind = np.where(launch == NONE, ANY, np.maximum(calls.start_ns[rows[1:]] - launch, 0))
+    launch, start = calls.launch_ns[rows], calls.start_ns[rows]
+    gap = start[1:] - calls.end_ns[rows[:-1]]
+    computed = _computed_before_ns(timeline, launch)
+    waits = ~np.isin(lane, lane[(launch != NONE) & (computed > start + AT_ONCE_NS)])
+    since = np.where(waits, np.maximum(launch, computed), launch)[1:]
+    behind = np.where(launch[1:] == NONE, ANY, np.maximum(start[1:] - since, 0))
     return np.append(0.0, np.where((gap <= DIRECTLY_NS) & (lane[1:] == lane[:-1]), behind, 0.0))
+
+
+def _computed_before_ns(timeline: RankTimeline, launch: Ints) -> Ints:
+    """Return when all compute launched before each of these launches, on the stream with most compute, had ended: calls
+    mostly wait for what was launched there before them (`syncStream` in torch's ProcessGroupNCCL); NONE for none."""
+    spans = timeline.spans
+    computes = (spans.kind == COMPUTE) & (spans.launch_ns != NONE)
+    if not timeline.has_device or not computes.any():
+        return np.full(launch.size, NONE)
+    took = sum_by(spans.lane[computes], (spans.end_ns - spans.start_ns)[computes], int(spans.lane.max()) + 1)
+    rows = np.flatnonzero(computes & (spans.lane == took.argmax()))
+    rows = rows[sort_order(spans.launch_ns[rows])]
+    ended = np.append(NONE, np.maximum.accumulate(spans.end_ns[rows]))
+    return ended[np.searchsorted(spans.launch_ns[rows], launch, side="left")]

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.calls.savings import faster_beside_half_ns, of_read_ranks, saved_by_half_ns
+from overlapscope.advice.calls.savings import as_fast_beside, faster_beside_half_ns, of_read_ranks, saved_by_half_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Floats, Ints
@@ -82,6 +82,7 @@ def sixteen_bit_exchange(given: RuleInput) -> Recommendation | None:
         assumed=[
             "that calls take half as long with half of the bytes, and others no less: the gain is an upper bound",
             "that the fastest call of a group waits for nobody",
+            *as_fast_beside(given),
             *of_read_ranks(given),
         ],
     )

@@ -10,22 +10,27 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.advice.calls.binding_calls import DIRECTLY_NS
+from overlapscope.advice.calls.calls_in_flight import in_flight_at_start
 from overlapscope.advice.calls.savings import (
+    as_fast_beside,
     faster_beside_half_ns,
     moving_ns,
     of_read_ranks,
     saved_by_half_ns,
     transferring,
 )
-from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, time_of
 from overlapscope.advice.setting_code import HOOK
 from overlapscope.analysis.exposure.longer_than_like import LONGER
+from overlapscope.analysis.per_rank.kernel_families import ELEMENTWISE, family_of
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
 
 REDUCE: Final = ("all_reduce", "reduce_scatter")
@@ -55,6 +60,8 @@ UNSPLIT: Final = (
     f"that those whose wait is not known transfer at most {LONGER} times as long as the fast ones of their size: where "
     "these wait, too, the bound holds waiting"
 )
+LEAST_GB: Final = 999_500_000
+"""Bytes that three digits write as 1 GB."""
 LATEST: Final = int(np.iinfo(np.int64).max)
 APPLY: Final = {
     "ddp": HOOK,
@@ -79,7 +86,9 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     faster_ns: float
     """... and what compute beside them saves ..."""
     copied_ns: float
-    """... and copies into what is reduced."""
+    """... and copies into what is reduced ..."""
+    scaled_ns: float
+    """... and kernels that pass over it just before."""
     took_ns: float
     """How long it transferred, at most."""
     split: bool
@@ -103,33 +112,41 @@ def sixteen_bit_gradients(given: RuleInput) -> Recommendation | None:
     saved = max((one.saved_ns for one in some), default=0.0)
     if not given.is_worth(saved) or not _computes_in_sixteen(given):
         return None
-    split = all(one.split for one in some)
+    split, exposed_ns = all(one.split for one in some), [one.exposed_ns for one in some]
     least, most = min(one.least_bytes for one in some), max(one.most_bytes for one in some)
-    sizes = f"of {least / 1e6:.3g}" + (f" to {most / 1e6:.3g} MB" if most > least else " MB")
+    waits = ", waiting included" * (fmean(exposed_ns) > (1 + NOTHING) * took)
     reduces = (
-        f"a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls {sizes}, {'' if split else 'at least '}"
-        f"{bus / took:.3g} GB/s on the bus)"
+        f"a rank reduces {sent / 1e9:.3g} GB a {given.per} in float32 (calls of {_sizes(least, most)}, "
+        f"{'' if split else 'at least '}{bus / took:.3g} GB/s on the bus)"
         if sent
-        else f"a rank reduces in float32 for {ms(took)} a {given.per}, as the names of kernels say,"
+        else f"a rank transfers float32 for {ms(took)} a {given.per}, as the names of kernels say,"
     )
     found = recommended(
         given,
         id="sixteen_bit_gradients",
         title=f"Try to send 16-bit gradients: {reduces} while matrix products are computed in 16 bits, and "
-        f"{_exposed_words(given, [one.exposed_ns for one in some])}; this changes numerics, so compare the loss",
-        at_most_ns=max(one.saved_ns + one.faster_ns + one.copied_ns for one in some),
+        f"{_exposed_words(given, exposed_ns)}{waits}; this changes numerics, so compare the loss",
+        at_most_ns=max(one.saved_ns + one.faster_ns + one.copied_ns + one.scaled_ns for one in some),
         loss_ns=round(saved),
         apply=HOROVOD if "horovod" in given.job.frameworks else APPLY,
         evidence=({"bytes": round(sent), "busbw_gbs": bus / took} if sent else {})
-        | {"exposed_ns": round(fmean(one.exposed_ns for one in some)), "transfer_ns": round(took)},
+        | {"exposed_ns": round(fmean(exposed_ns)), "transfer_ns": round(took)},
         measured=["sizes and types of these calls, how long they take, and what of it is exposed"],
         assumed=[
-            "that calls take half as long with half of the bytes, and others no less: the gain is an upper bound",
+            "that calls, and elementwise kernels just before them, take half as long with half of the bytes, and "
+            "others no less: the gain is an upper bound",
             *([] if split else [UNSPLIT]),
+            *as_fast_beside(given),
             *of_read_ranks(given),
         ],
     )
     return replace(found, changes_numerics=True)
+
+
+def _sizes(least: int, most: int) -> str:
+    """Return the size of calls, or the least and the most of them, in the units that fit."""
+    low, high = (f"{each / 1e6:.3g} MB" if each < LEAST_GB else f"{each / 1e9:.3g} GB" for each in (least, most))
+    return high if low == high else f"{low.removesuffix(high[-3:])} to {high}"
 
 
 def _exposed_words(given: RuleInput, of_ranks_ns: Sequence[float]) -> str:
@@ -142,14 +159,15 @@ def _exposed_words(given: RuleInput, of_ranks_ns: Sequence[float]) -> str:
 
 def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
     """Return what a rank reduces, surely of gradients, in float32: in backward, or of DP, or with Horovod, outside all
-    phases."""
+    phases; and what is still in flight of the step before, of the same groups, types and sizes."""
     calls, names, cover, steps = timeline.collectives, timeline.names, given.coverage[timeline.rank], len(windows)
     backward, data = rows_named(calls.phase, names, BACKWARD.__eq__), rows_named(calls.dimension, names, DATA.__eq__)
     horovod = (calls.dimension < 0) & ("horovod" in given.job.frameworks)
     rows = rows_named(calls.op, names, REDUCE.__contains__)
     rows &= rows_named(calls.dtype, names, "float32".__eq__) | ((calls.dtype < 0) & _sums_float32(timeline))
-    rows &= (backward & (calls.dimension < 0)) | ((data | horovod) & (backward | (calls.phase < 0)))
     sized = calls.bytes != NONE
+    sure = rows & ((backward & (calls.dimension < 0)) | ((data | horovod) & (backward | (calls.phase < 0))))
+    rows = sure | (rows & sized & in_flight_at_start(timeline) & _like(timeline, sure))
     rows &= ((calls.bytes >= LARGE_BYTES) | ~sized) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
     inside = time_of(windows)
     own = np.flatnonzero(rows)
@@ -169,11 +187,36 @@ def _sent(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sent:
         saved_ns=saved_by_half_ns(given, timeline, windows, own, moved),
         faster_ns=faster_beside_half_ns(given, timeline, own, moved),
         copied_ns=LESS_TO_COPY * length(intersection(_widening(timeline), inside)) / steps,
+        scaled_ns=int(np.minimum(_pass_before_ns(given, timeline, own), transfer).sum()) / 2 / steps,
         took_ns=int(transfer.sum()) / steps,
         split=not waits.any(),
         least_bytes=int(sizes[sizes > 0].min(initial=LATEST)),
         most_bytes=int(sizes.max(initial=0)),
     )
+
+
+def _like(timeline: RankTimeline, rows: Flags) -> Flags:
+    """Return which calls are of an operation, group, type, dimension and size of these."""
+    calls = timeline.collectives
+    kind, at = factorize_rows([calls.op, calls.group, calls.dtype, calls.dimension, calls.bytes])
+    return np.asarray(np.bincount(kind[rows], minlength=at.size)[kind] > 0, np.bool_)
+
+
+def _pass_before_ns(given: RuleInput, timeline: RankTimeline, rows: Ints) -> Ints:
+    """Return how long the elementwise kernel takes that each of these calls directly follows, as one that scales what
+    is reduced; 0 where there is none, or where something is computed beside the call: then it may wait for another."""
+    spans, calls = timeline.spans, timeline.collectives
+    start, end = calls.start_ns[rows], calls.end_ns[rows]
+    beside = BusyTime(given.coverage[timeline.rank].compute).within(start, end)
+    computing = np.flatnonzero(spans.kind == COMPUTE)
+    if not computing.size:
+        return np.zeros(rows.size, np.int64)
+    computing = computing[np.argsort(spans.end_ns[computing], kind="stable")]
+    at = np.searchsorted(spans.end_ns[computing], start, side="right") - 1
+    last = computing[np.maximum(at, 0)]
+    follows = (at >= 0) & (start - spans.end_ns[last] <= DIRECTLY_NS) & (beside <= NOTHING * (end - start))
+    passes = rows_named(spans.name[last], timeline.names, lambda name: family_of(name) == ELEMENTWISE)
+    return np.where(follows & passes, spans.end_ns[last] - spans.start_ns[last], 0)
 
 
 def _widening(timeline: RankTimeline) -> Intervals:

@@ -23,6 +23,9 @@ NO_OPERATION: Final = -1
 _FILLS: Final = re.compile(r"FillFunctor")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|Device-to-Device|D2D", re.I)
 """Names of copies by the runtime that stay on the device, as those of tensors without gaps are."""
+_STRIDED: Final = re.compile(r"(?<!_)elementwise_kernel<.*gpu_kernel_impl_nocast<.*copy_kernel_cuda")
+"""A copy between two layouts, of one type: PyTorch has the runtime copy what has no gaps and one layout (Copy.cu),
+casts in `gpu_kernel_impl`, and runs other names where both tensors are contiguous (CUDALoops.cuh)."""
 _FOR_COMMUNICATION: Final = re.compile(rf"^(?:{FSDP.pattern}|{re.escape(DDP_OUT)})$")
 
 
@@ -43,6 +46,16 @@ def copies_as_they_are(timeline: RankTimeline) -> tuple[Ints, Ints]:
         if known.size and (known != NO_OPERATION).all():
             of[(names == code) & alone] = known[0]
     return rows[of != NO_OPERATION], of[of != NO_OPERATION]
+
+
+def layout_copies_by_name(timeline: RankTimeline) -> Ints:
+    """Return the kernels (rows of spans) that copy to another layout by their names, where no kernel's operation was
+    recorded; else none: `copies_as_they_are` knows them then."""
+    spans = timeline.spans
+    computes = np.flatnonzero(spans.kind == COMPUTE)
+    if (spans.host_op[computes] >= 0).any():
+        return np.empty(0, np.int64)
+    return computes[rows_named(spans.name[computes], timeline.names, lambda name: bool(_STRIDED.search(name)))]
 
 
 def casts(timeline: RankTimeline) -> Ints:

@@ -1,7 +1,6 @@
 """Rule: activations are recomputed in backward, which kernels of attention show; with more memory they need not be."""
 
 import re
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -9,7 +8,8 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, Flags, Ints
+from overlapscope.timeline.columns import COMPUTE, Flags
+from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
@@ -25,6 +25,8 @@ FEWEST: Final = 4
 IN_BACKWARD: Final = 0.5
 """Least share of the backward kernels that directly follow a forward one. Those of a second model, or of a second pass,
 come all before backward."""
+NEARLY_ALL: Final = 0.8
+"""The same in a recording that may be cut within a step, where their numbers show less. A choice."""
 APPLY: Final = {
     "megatron": "--recompute-granularity selective  # or none",
     "torch": "# call torch.utils.checkpoint.checkpoint in every second block only, or save more in it:\n"
@@ -34,72 +36,117 @@ APPLY: Final = {
 
 
 class _Recomputed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does in a step, in the median."""
+    """What one rank does in a step, or in its recording."""
 
     forward: float
-    """Kernels of attention's forward, and half as many of its backward."""
+    """Kernels of attention's forward."""
+    backward: float
     forward_ns: float
-    """How long the layers that they are of take in one forward pass."""
+    """How long as many layers as run backward take forward: the mean distance of the kernels of attention of a forward
+    pass, times their number; in the median over steps."""
+    exposed_ns: float
+    """Of it, exposed communication."""
 
 
 def recomputation(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where each rank looked at runs the forward of attention twice as often as its backward
-    in each step, between the kernels of backward, and a forward pass takes long enough. What it gains is no figure: how
-    much memory is free is not known."""
-    if given.job.serves or not given.run_has_device or given.per != "step":
+    in each step, or in each backward pass of a recording without whole steps, between the kernels of backward, and
+    a forward pass takes long enough. What it gains is no figure: how much memory is free is not known."""
+    if given.job.serves or not given.run_has_device:
         return None
-    found = [_recomputed(timeline, given.numbers[timeline.rank]) for timeline, _ in given.some_at_hand()]
+    found = [_recomputed(given, timeline) for timeline, _ in given.some_at_hand()]
     every = [each for each in found if each is not None]
     if not every or len(every) < len(found):
         return None
     most = max(every, key=lambda each: each.forward_ns)
     if not given.is_worth(most.forward_ns):
         return None
+    calls = f", with up to {ms(most.exposed_ns)} of exposed communication" if given.is_worth(most.exposed_ns) else ""
     return recommended(
         given,
         id="recomputation",
-        title=f"Recompute less, if memory allows: attention runs forward {most.forward:.0f} times a step and backward "
-        f"{most.forward / 2:.0f} times, as activations are computed again in backward; a forward pass of these layers "
-        f"takes about {ms(most.forward_ns)} of a {ms(given.step_ns)} step, and what is recomputed up to about as long",
+        title=f"Recompute less, if memory allows: attention runs forward {most.forward:.0f} times a {given.per} and "
+        f"backward {most.backward:.0f} times, as activations are computed again in backward; a forward pass of these "
+        f"layers takes about {ms(most.forward_ns)} of a {ms(given.step_ns)} {given.per}, and what is recomputed up to "
+        f"about as long{calls}",
         apply=APPLY,
-        evidence={"forward_kernels": most.forward, "forward_ns": round(most.forward_ns)},
+        evidence={
+            "forward_kernels": most.forward,
+            "forward_ns": round(most.forward_ns),
+            "exposed_ns": round(most.exposed_ns),
+        },
         measured=["the kernels of attention and their order, and how far those of a forward pass are apart"],
         assumed=["that memory holds more activations, and that all of a layer is recomputed"],
     )
 
 
-def _recomputed(timeline: RankTimeline, steps: tuple[int, ...]) -> _Recomputed | None:
-    """Return how often and for how long a rank recomputes; None where it does not in each step."""
+def _recomputed(given: RuleInput, timeline: RankTimeline) -> _Recomputed | None:
+    """Return how often and for how long a rank recomputes; None where it does not in each step, or pass."""
     spans, names = timeline.spans, timeline.names
     of_backward = rows_named(spans.name, names, BACKWARD.search)
     attention = of_backward | rows_named(spans.name, names, FORWARD.search)
-    rows = np.flatnonzero((spans.kind == COMPUTE) & attention & np.isin(spans.step, steps))
+    rows = np.flatnonzero((spans.kind == COMPUTE) & attention)
     rows = rows[sort_order(spans.start_ns[rows])]
-    each = [
-        _forward_ns(spans.start_ns[own], of_backward[own])
-        for step in steps
-        if (own := rows[spans.step[rows] == step]).size
-    ]
-    known = [ns for ns in each if ns is not None]
-    if not known or len(known) < len(steps):
+    parts, first_pass = [rows], _pass_of_recording
+    if given.per == "step":
+        parts, first_pass = [rows[spans.step[rows] == step] for step in given.numbers[timeline.rank]], _pass_of_step
+    found = [(own, at) for own in parts if (at := first_pass(of_backward[own])) is not None]
+    if not parts or len(found) < len(parts):
         return None
-    return _Recomputed(forward=int((~of_backward[rows]).sum()) / len(steps), forward_ns=median(known))
+    begin, end = (np.array([spans.start_ns[own[place[edge]]] for own, place in found]) for edge in (0, 1))
+    coverage = given.coverage[timeline.rank]
+    exposed = BusyTime(difference(coverage.comm, coverage.compute)).within(begin, end)
+    layers = np.array([of_backward[own].sum() for own, _ in found])
+    share = layers / np.array([last - first for _, (first, last) in found])
+    return _Recomputed(
+        forward=float(np.mean([own.size for own in parts]) - layers.mean()),
+        backward=float(layers.mean()),
+        forward_ns=float(np.median((end - begin) * share)),
+        exposed_ns=float(np.median(exposed * share)),
+    )
 
 
-def _forward_ns(start_ns: Ints, backward: Flags) -> float | None:
-    """Return how long one forward pass of the layers of a step takes, in ns: the mean distance of its kernels of
-    attention, times their number; None where nothing is recomputed. `start_ns` and `backward` say when each kernel of
-    attention began, in order of time, and whether it is one of backward.
+def _pass_of_step(backward: Flags) -> tuple[int, int] | None:
+    """Return the first and the last kernel of a step's first forward pass; None where nothing is recomputed. `backward`
+    says of each kernel of attention, in order of time, whether it is one of backward.
 
     Those before the first backward kernel are a forward pass and, at its end, the first that is recomputed: as many as
     follow that kernel.
     """
     layers = int(backward.sum())
-    follows = int((backward[1:] & ~backward[:-1]).sum())
-    if layers < FEWEST or backward.size != 3 * layers or follows < IN_BACKWARD * layers:
+    if layers < FEWEST or backward.size != 3 * layers or _following(backward) < IN_BACKWARD * layers:
         return None
     first = int(backward.argmax())
     after = np.flatnonzero(backward[first:][:-1] & ~backward[first:][1:])
     again = int(backward[first + int(after[0]) + 1 :].argmax()) if after.size else 0
-    before = first - again
-    return None if before < 2 else float(start_ns[before - 1] - start_ns[0]) / (before - 1) * layers
+    return None if first - again < 2 else (0, first - again - 1)
+
+
+def _pass_of_recording(backward: Flags) -> tuple[int, int] | None:
+    """Return the same of the longest forward pass of a recording that may begin and end within a step.
+
+    Each forward pass is followed by one kernel more, which is recomputed, and then by as many backward kernels as it
+    has layers, nearly each directly after a forward one; those at the ends of the recording may be cut. So many that
+    each follow a forward one are of no pipeline, whose last ones follow each other.
+    """
+    edges = np.flatnonzero(np.diff(backward, prepend=True, append=True))
+    begins, ends = edges[::2], edges[1::2]  # of forward kernels that directly follow each other
+    several = ends - begins > 1
+    begins, ends = begins[several], ends[several]
+    whole = (begins > 0) & (ends < backward.size)
+    of_passes = np.diff(np.concatenate([[0], np.cumsum(backward)[begins], [backward.sum()]]))
+    layers = int((ends - begins).max(initial=1)) - 1
+    if layers < FEWEST or not (
+        (ends - begins == layers + 1)[whole].all()
+        and (of_passes[1:-1] == layers).all()
+        and of_passes.max() <= layers <= of_passes.sum()
+        and _following(backward) >= NEARLY_ALL * of_passes.sum()
+    ):
+        return None
+    longest = int((ends - begins).argmax())
+    return int(begins[longest]), int(ends[longest]) - 2
+
+
+def _following(backward: Flags) -> int:
+    """Return how many backward kernels directly follow a forward one."""
+    return int((backward[1:] & ~backward[:-1]).sum())

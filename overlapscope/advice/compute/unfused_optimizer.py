@@ -8,22 +8,23 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import FUSABLE, FUSED
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import ELEMENTWISE, NOT_AN_UPDATE, family_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
+from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import factorize_rows, largest_by, sum_by, values_in
+from overlapscope.timeline.rows import factorize_rows, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.03
-"""Share of a step from which the optimizer is worth a trial. A choice: a fused one, which passes over the tensors about
-a third as often as kernels of `foreach`, saves two thirds of it, about `WORTH` of a step."""
+"""Share of a step from which the optimizer is worth a trial. A choice: a fused one saves two thirds of it, about
+`WORTH` of a step (`NOT_SAVED`)."""
 LEAST_OF_LOOP: Final = 0.05
 """The same of a loop over parameters, with idle time in it, which `launch_bound` names, too. A choice."""
 MANY_AT_ONCE: Final = re.compile(r"multi_tensor_apply_kernel")
@@ -32,15 +33,23 @@ whose names say so (`FUSED`)."""
 LOOPS: Final = 20
 """Fewest kernels a step of a loop over parameters. A choice: each has several, where a fused one makes few for
 all."""
-BETWEEN: Final = 20
-"""Fewest other kernels between two updates: a forward and a backward pass have more, what prepares gradients fewer."""
 NEARLY_ALL: Final = 0.8
 PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
 """Least reads and writes of each element: parameter, gradient, and what the optimizer keeps (SGD without momentum)."""
+NOT_SAVED: Final = 1 / 3
+"""Least share of a fused one's reads and writes in those of `foreach`: Adam with decay makes 7 where its nine
+operations make about 21; the others save less."""
+SHORT_NS: Final = 5_000
+"""What a kernel takes that hardly reads or writes: a fused one saves it, too. A choice."""
+SENDS_PARAMETERS: Final = ("all_gather", "broadcast", "reduce_scatter")
+"""What ranks of which each updates a part do with large tensors: gather or send parameters, and scatter gradients."""
 CAPTURABLE: Final = ("Adam", "AdamW")
 """Optimizers of `FUSABLE` that a CUDA graph holds only with `capturable=True`."""
 
-AT_LEAST: Final = "that a fused one takes no longer than its bytes need, at least: the gain is an upper bound"
+AT_LEAST: Final = (
+    "that a fused one takes as long as its bytes need where they are known, and a third as long as these kernels, at "
+    "least: the gain is an upper bound"
+)
 NOTHING: Final = (
     "that a fused one takes no time at all, as the bytes of an update are not known: the gain is an upper bound, and "
     "less is likely"
@@ -55,8 +64,8 @@ class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: float = 0.0
     """Between two of them, while the device had nothing else to do."""
     kernels: float = 0.0
-    longest_ns: float = 0.0
-    """The longest one of each update: a fused kernel reads and writes as much, at least."""
+    one_operation: bool = False
+    """Whether all of them have one name."""
     by_name: bool = False
     """Whether names tell some of its kernels."""
     loops: bool = False
@@ -76,7 +85,7 @@ def unfused_optimizer(given: RuleInput) -> Recommendation | None:
         busy_ns=sum(each.busy_ns for each in found) / ranks,
         idle_ns=sum(each.idle_ns for each in found) / ranks,
         kernels=sum(each.kernels for each in found) / ranks,
-        longest_ns=min((each.longest_ns for each in found), default=0.0),
+        one_operation=all(each.one_operation for each in found),
         by_name=any(each.by_name for each in found),
         loops=any(each.loops for each in found),
     )
@@ -96,7 +105,7 @@ def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Rec
         title=f"{round(taken.kernels)} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
         f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
         took=took,
-        needs_ns=min(max(_needs_ns(given, optimizer), taken.longest_ns), took),
+        needs_ns=_needs_ns(given, optimizer, taken),
         code=f"{fused})",
     )
     # Its bound orders it, but hides no loss that is smaller: `largest_loss` names that beside it.
@@ -113,7 +122,7 @@ def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Rec
         f"{ms(taken.idle_ns)} in which the device is idle between them they take {ms(took)} of a {ms(given.step_ns)} "
         f"{given.per} ({percent_text(took / given.step_ns)})",
         took=took,
-        needs_ns=min(_needs_ns(given, optimizer), taken.busy_ns),
+        needs_ns=_needs_ns(given, optimizer, msgspec.structs.replace(taken, one_operation=False)),
         code=f"{fused})  # or foreach=True: fewer kernels, too",
     )
 
@@ -146,19 +155,40 @@ def _trial(
     )
 
 
-def _needs_ns(given: RuleInput, optimizer: str) -> float:
-    """Return what the bytes of an update need on the fastest memory of known devices, so at least; 0 where the sizes of
-    parameters are not known, or ranks share them."""
-    if "ddp" not in given.job.frameworks:
-        return 0.0
+def _needs_ns(given: RuleInput, optimizer: str, taken: _Taken) -> float:
+    """Return how long a fused optimizer takes in a window, at least: what its bytes need where the sizes of parameters
+    are known, and `NOT_SAVED` of what the kernels take, each beyond `SHORT_NS`."""
+    if taken.one_operation and optimizer == "SGD":
+        return taken.busy_ns  # a single pass, as a fused one makes
+    by_bytes = PASSES[optimizer] * _parameters_bytes(given) / _memory_gbs(str(given.run.fingerprint.get("device")))
+    least = max(by_bytes, NOT_SAVED * (taken.busy_ns - SHORT_NS * taken.kernels), 0.0)
+    return min(least, taken.busy_ns)
+
+
+def _memory_gbs(device: str) -> float:
+    """Return the memory bandwidth of a device, at most: that of the fastest kind of its model, or of all."""
     from overlapscope.whatif.pricing.devices import devices  # noqa: PLC0415 - few runs need it
 
-    sizes_bytes = [_parameters_bytes(timeline) for timeline, _ in given.some_ranks()]
-    fastest_gbs = max(each.memory_gbs for each in devices().values())
-    return PASSES[optimizer] * min(sizes_bytes, default=0) / fastest_gbs
+    words = set(re.findall(r"[a-z0-9]+", device.lower()))
+    every = devices().values()
+    own = [each for each in every if each.key.split("-")[0] in words]
+    return max(each.memory_gbs for each in own or every)
 
 
-def _parameters_bytes(timeline: RankTimeline) -> int:
+def _parameters_bytes(given: RuleInput) -> int:
+    """Return how many bytes of parameters are updated in a window, at least; 0 where their sizes are not known, or
+    ranks share them: then they gather or send what they updated."""
+    updates = max(min(map(len, given.optimizer_cycles.values()), default=1), 1)
+    rows = [row for row in given.analysis.collectives if (row.bytes or 0) >= LARGE_BYTES]
+    if any(row.op in SENDS_PARAMETERS and row.dimension in (None, DATA) for row in rows):
+        return 0
+    # One call of gradients, as more of them may be several passes before one update.
+    reduced = max((row.bytes or 0 for row in rows if row.op == "all_reduce" and row.dimension == DATA), default=0)
+    of_ddp = [_gradients_bytes(timeline) for timeline, _ in given.some_ranks()] if "ddp" in given.job.frameworks else []
+    return updates * max(reduced, min(of_ddp, default=0))
+
+
+def _gradients_bytes(timeline: RankTimeline) -> int:
     """Return the size of what has gradients in a rank's last step, each once however many passes it has."""
     table = timeline.gradients
     known = np.flatnonzero((table.step != NONE) & (table.elements > 0) & (table.dtype >= 0))
@@ -176,8 +206,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
     alone = _without_own_launch(timeline, computes)
     updates = alone & many & ~rows_named(spans.name[computes], timeline.names, NOT_AN_UPDATE.search)
     own = computes[updates | (in_optimizer(timeline, computes) & ~alone)]
-    window = window_of(windows, spans.start_ns[own])
-    counted = window != NONE
+    counted = window_of(windows, spans.start_ns[own]) != NONE
     at_once = bool((many & np.isin(computes, own)).any())
     loops = not at_once and _loops(timeline, own[counted], len(windows))
     if not at_once and not loops:
@@ -187,7 +216,7 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
         busy_ns=length(times) / len(windows),
         idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
         kernels=np.count_nonzero(counted) / len(windows),
-        longest_ns=_longest_ns(timeline, computes, own[counted], window[counted]),
+        one_operation=values_in(spans.name[own[counted]]).size == 1,
         by_name=bool(np.isin(own[counted], computes[updates]).any()),
         loops=loops,
     )
@@ -197,22 +226,6 @@ def _loops(timeline: RankTimeline, own: Ints, windows: int) -> bool:
     """Return whether kernels of the optimizer are those of a loop over parameters: many, and nearly all elementwise."""
     elementwise = rows_named(timeline.spans.name[own], timeline.names, lambda name: family_of(name) == ELEMENTWISE)
     return bool(own.size >= LOOPS * windows and np.count_nonzero(elementwise) >= NEARLY_ALL * own.size)
-
-
-def _longest_ns(timeline: RankTimeline, computes: Ints, own: Ints, window: Ints) -> float:
-    """Return how long the longest kernel of each update takes, summed over the updates of a window: the median of the
-    windows that have any. Between two updates run at least `BETWEEN` other kernels that compute."""
-    if not own.size:
-        return 0.0
-    spans = timeline.spans
-    order = np.argsort(spans.start_ns[own], kind="stable")
-    others = np.sort(spans.start_ns[np.setdiff1d(computes, own)])
-    passed = np.searchsorted(others, spans.start_ns[own][order])
-    update = np.cumsum(np.diff(passed, prepend=passed[0]) >= BETWEEN)
-    of_update, at = np.unique(np.stack([window[order], update]), axis=1, return_inverse=True)
-    longest = largest_by(at.reshape(-1), (spans.end_ns - spans.start_ns)[own][order], of_update.shape[1])
-    windows, of_window = np.unique(of_update[0], return_inverse=True)
-    return float(np.median(sum_by(of_window.reshape(-1), longest, windows.size)))
 
 
 def _idle_between_ns(timeline: RankTimeline, own: Ints) -> int:

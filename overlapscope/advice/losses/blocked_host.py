@@ -78,6 +78,9 @@ IN_WORKERS: Final = (
 )
 """What to do where the loop that trains works on batches which workers loaded."""
 
+BY_WORKERS: Final = "by_workers"
+"""In the evidence: whether workers load the batches, and the training process only takes them."""
+
 KEEP_CACHE: Final = "# no torch.cuda.empty_cache() in a step: torch uses again what it keeps"
 OTHERS_ALLOCATE: Final = {
     "environment": "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING\n"
@@ -127,7 +130,12 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         at_most_ns=lost,
         bound_from="loss",
         apply={"torch": FASTER if by_workers else IN_WORKERS if by_loop else BESIDE},
-        evidence={"data_loading_ns": lost, "idle_ns": given.figures.idle_ns, "without_workers": alone},
+        evidence={
+            "data_loading_ns": lost,
+            "idle_ns": given.figures.idle_ns,
+            "without_workers": alone,
+            BY_WORKERS: by_workers,
+        },
         shown_by=found.shown_by,
         measured=["idle time in which the host was in the loader"]
         if given.run_has_device

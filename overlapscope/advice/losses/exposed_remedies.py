@@ -78,8 +78,8 @@ AMONG_RECORDED: Final = (
     "# among the {ranks} recorded ranks {waiting}; if these are all ranks of the groups, the rest is transfer"
 )
 IN_ROWS: Final = (
-    "# calls of one size follow directly upon each other, and last alike: very probably transfer, as only the first of "
-    "a row can wait for a rank that is merely late"
+    "# calls follow directly upon each other, and last alike, or as their bytes: very probably transfer, as only the "
+    "first of a row can wait for a rank that is merely late"
 )
 FAR_BELOW_OTHERS: Final = (
     "# look at the links and NCCL's settings first: overlapscope explain below_other_machines; it is another machine's "

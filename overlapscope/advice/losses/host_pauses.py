@@ -8,9 +8,10 @@ import numpy as np
 
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.checks.host_pauses import of_step_alone, times_a_step
+from overlapscope.analysis.checks.host_pauses import again_outside, of_step_alone, times_a_step
 from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
+from overlapscope.display import list_some
 from overlapscope.timeline.intervals import BusyTime
 
 MOSTLY: Final = 0.5
@@ -26,6 +27,14 @@ IN_PAUSES: Final = {
     "torch": "torch.profiler.profile(with_stack=True)  # which function it is in",
     "linux": "pidstat -t -w -p PID 1  # does it lose its core?",
 }
+OF_COPY: Final = (
+    "what becomes of what it copied just before: images, logs or a checkpoint belong in another thread or process, or "
+    "in fewer steps"
+)
+OF_OBJECTS: Final = (
+    "# if torch.distributed.all_gather_object() comes just before: all_gather() tensors instead, or call it in fewer "
+    "steps\n"
+)
 COMPILES: Final = "TORCH_LOGS=recompiles python train.py  # does torch.compile compile again? then mark_dynamic()\n"
 IN_OWN_CODE: Final = {
     "torch": IN_PAUSES["torch"],
@@ -59,14 +68,14 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     evidence = found.evidence
     if evidence.get("before_any_call"):
         return _before_any_call(given, evidence)
-    alone, steps, cost_ns = evidence["alone_in_step"], evidence["of_steps"], evidence["cost_ns"]
+    alone, begun, cost_ns = evidence["alone_in_step"], evidence["begun_steps"], evidence["cost_ns"]
     costliest, wait = evidence["pauses"][0], _wait_before(given, evidence)
     return recommended(
         given,
         id="host_pauses",
         title=_title(given, evidence, wait),
         verdict="look",
-        loss_ns=cost_ns if alone is None else cost_ns * steps,
+        loss_ns=cost_ns if alone is None else cost_ns * begun,
         per=given.per if alone is None else "recording",
         apply=_remedies(evidence),
         evidence=evidence,
@@ -120,7 +129,9 @@ def _idles(given: RuleInput, evidence: Mapping[str, Any]) -> str:
     if evidence["steps"] and device_step is None:
         before = f"before the first kernel of a {given.per}, which its {ms(given.step_ns)} do not hold"
         return f"{ms(evidence['cost_ns'])} for it, {before}"
-    return f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it"
+    again = again_outside([each["step"] for each in evidence["again"]])
+    when = f" in the mean, in step{'s' * (len(evidence['steps']) > 1)} {list_some(evidence['steps'])}{again}"
+    return f"{ms(evidence['cost_ns'])} of a {ms(given.step_ns)} {given.per} for it{when if again else ''}"
 
 
 def _wait_before(given: RuleInput, evidence: Mapping[str, Any]) -> str | None:
@@ -157,11 +168,12 @@ def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
         return {"torch": IN_PAUSES["torch"], "python": DUMP.format(what="which line it is in")}
     if evidence.get("copied_back"):
         return COPIED_BACK
+    objects = OF_OBJECTS if evidence.get("objects") else ""
     if evidence.get("own_code"):
-        return IN_OWN_CODE
-    if evidence.get("may_compile"):
-        return IN_PAUSES | {"torch": COMPILES + IN_PAUSES["torch"]}
-    return IN_PAUSES
+        return IN_OWN_CODE | {"torch": objects + IN_OWN_CODE["torch"]}
+    of_copy = DUMP.format(what=OF_COPY) + "\n# else: " if evidence.get("copied") else ""
+    compiles = COMPILES if evidence.get("may_compile") else ""
+    return IN_PAUSES | {"python": of_copy + IN_PAUSES["python"], "torch": objects + compiles + IN_PAUSES["torch"]}
 
 
 def _before_any_call(given: RuleInput, evidence: Mapping[str, Any]) -> Recommendation:

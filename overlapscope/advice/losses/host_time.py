@@ -14,8 +14,8 @@ from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
-from overlapscope.display import list_some
-from overlapscope.timeline.columns import RUNTIME, Ints
+from overlapscope.display import list_some, percent_text
+from overlapscope.timeline.columns import RUNTIME, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
@@ -31,6 +31,11 @@ MOSTLY: Final = 0.5
 loss of a step that another step has to be named beside it."""
 AFTER: Final = 0.1
 """Of waits at most so much lies in a range in which the host works after them. A choice."""
+NEARLY_ALL: Final = 0.9
+"""Of a range that covers less of the idle time, its share is said beside it; the fewest steps that have so much of a
+loss are its steps. A choice."""
+APART: Final = 1.5
+"""Steps of which one loses so many times what another does have no figure in common. A choice."""
 MOST_OF_STEPS: Final = 0.8
 """A range that covers more of all steps says nothing of where in them. A choice."""
 NAMED: Final = 0.05
@@ -90,15 +95,24 @@ def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -
     uneven = means[most] >= UNEVEN * fmean(means.values())
     own = lost[most] if uneven else most_by_number(given, lost)
     mean_ns = float(own.mean())
-    there = own >= MOSTLY * own.max()
-    if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and not there[1:].any()):
+    if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and own[1:].max() < MOSTLY * own.max()):
         return None
+    there = _have_most(own)
+    low, high = float(own[there].min()), float(own[there].max())
+    each = f"{ms(low)} to {ms(high)}" if high >= APART * low else ms(float(own[there].mean()))
     steps = f" in {there.sum()} of {own.size} steps" if not there.all() else " in each step"
     return RankLoss(
         ns=round(mean_ns),
-        words=f"{ms(float(own[there].mean()))}{steps}, {ms(mean_ns)} a step in the mean",
+        words=f"{each}{steps}, {ms(mean_ns)} a step in the mean",
         of=f" of rank {most}" if uneven else "",
     )
+
+
+def _have_most(own: Ints) -> Flags:
+    """Return the fewest steps that have nearly all of a loss, and those that lose about as much as the longest does."""
+    longest = np.sort(own)[::-1]
+    nearly_all = int(np.searchsorted(np.cumsum(longest), NEARLY_ALL * own.sum()))
+    return np.asarray(own >= min(MOSTLY * longest[0], longest[nearly_all]), np.bool_)
 
 
 def most_by_number(given: RuleInput, by_window: Mapping[int, Ints]) -> Ints:
@@ -191,7 +205,7 @@ def blocker_words(given: RuleInput, idle_ns: int) -> str:
     of_kind, own = found[most], by_step[most]
     name = _range(given.run.ranks[rank], union(*(each.when for each in of_kind)))
     call = max(of_kind, key=lambda each: length(each.when)).call
-    there = own >= MOSTLY * own.max()
+    there = _have_most(own)
     steps = [number for number, chosen in zip(given.numbers[rank], there.tolist(), strict=True) if chosen]
     where = f", in {short(name)}" if name else f", in {short(call)}" if call else ""
     when = "" if there.all() or given.per != "step" else f"in step{'' if len(steps) == 1 else 's'} {list_some(steps)} "
@@ -201,7 +215,8 @@ def blocker_words(given: RuleInput, idle_ns: int) -> str:
 
 def range_of_waits(given: RuleInput, *kinds: LossKind) -> str:
     """Return words for the range in which the host of the rank that loses most passes most of the idle time of waits,
-    for the end of a title: one in which it works after them, or one that holds them; empty without one."""
+    with its share where that is not nearly all, for the end of a title: one in which it works after them, or one that
+    holds them; empty without one."""
     found: dict[int, list[HostLoss]] = {}
     for rank, losses in given.host_losses.items():
         found[rank] = [each for each in losses if each.kind in kinds and rank in given.windows]
@@ -219,7 +234,8 @@ def range_of_waits(given: RuleInput, *kinds: LossKind) -> str:
     waits = union((own.start_ns, own.end_ns))
     inside = length(intersection(waits, times))
     if not length(waits) or MOSTLY * length(waits) <= inside:
-        return f", in {short(name)}"
+        share = length(intersection(when, times)) / length(when)
+        return f", {'' if share >= NEARLY_ALL else f'{percent_text(share)} of that '}in {short(name)}"
     return f", then works in {short(name)}" if inside < AFTER * length(waits) else ""
 
 

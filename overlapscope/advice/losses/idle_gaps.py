@@ -15,13 +15,14 @@ from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, difference, union
 from overlapscope.timeline.run import RankTimeline
 
-MOST_OF_IDLE: Final = 0.8
-"""The longest gaps are told apart where they hold this share of the idle time ..."""
+MOST_OF_IDLE: Final = 0.5
+"""The longest gaps are told apart where so few of them hold this share of the idle time, ..."""
 FEW: Final = 0.05
-"""... and are at most this share of all gaps. Choices: launches that are slow throughout give many alike."""
+"""... at most this share of all gaps. Choices: launches that are slow throughout give many alike."""
 SAME_ORDER: Final = 0.1
-"""The next shorter gap is one of these, too, if it has this share of the last one's length. A choice."""
+"""The next shorter gap is named with these, too, if it has this share of the last one's length. A choice."""
 MOST_LONG: Final = 5
+"""Gaps that are told apart."""
 LONGEST_NAME: Final = 40
 
 
@@ -32,7 +33,9 @@ class IdleGaps(msgspec.Struct, frozen=True, kw_only=True):
     gaps: int
     idle_ns: int
     long: Ints
-    """Lengths of the few that hold most of it, in ns, the longest first; empty where there are no such."""
+    """Lengths of the few that hold half of it or more, in ns, the longest first; empty where there are no such."""
+    usual_ns: float
+    """Median length of the others; 0 without any."""
     between: tuple[str, str]
     """Names of the kernels before and after the longest one."""
     at_ns: int
@@ -49,38 +52,40 @@ class IdleGaps(msgspec.Struct, frozen=True, kw_only=True):
         lasted = gaps.ends - gaps.starts
         order = np.argsort(-lasted, kind="stable")
         number = int(np.searchsorted(np.cumsum(lasted[order]), MOST_OF_IDLE * lasted.sum())) + 1
-        while number < lasted.size and lasted[order[number]] >= SAME_ORDER * lasted[order[number - 1]]:
-            number += 1
-        longest = int(order[0])
         few = number <= min(max(FEW * lasted.size, 1), MOST_LONG)
+        most = min(MOST_LONG, lasted.size)
+        while number < most and lasted[order[number]] >= SAME_ORDER * lasted[order[number - 1]]:
+            number += 1
+        number = number if few else 0
+        longest, rest = int(order[0]), lasted[order[number:]]
         start, end = int(gaps.starts[longest]), int(gaps.ends[longest])
         return cls(
             rank=timeline.rank, gaps=lasted.size, idle_ns=int(lasted.sum()),
-            long=lasted[order[:number]] if few else lasted[:0], between=_between(timeline, start, end),
-            at_ns=_since_first(given, timeline.rank, (start + end) // 2),
+            long=lasted[order[:number]], usual_ns=float(np.median(rest)) if rest.size else 0.0,
+            between=_between(timeline, start, end), at_ns=_since_first(given, timeline.rank, (start + end) // 2),
         )  # fmt: skip
 
     def words(self) -> str:
         """Return the sentence for a title, without its full stop."""
         if not self.long.size:
-            return f"{self.gaps} gaps, {_average(self.idle_ns, self.gaps)} on average"
+            return f"{self.gaps} gaps, {_length(self.idle_ns / self.gaps)} on average"
         held = int(self.long.sum())
         before, after = (shortened(each, LONGEST_NAME) for each in self.between)
         number = self.long.size
         share, longest = percent_text(held / self.idle_ns, 0), ms(int(self.long[0]))
-        gaps = f"{number} of {self.gaps} gaps hold {share}: the longest"
+        lengths = ", ".join(f"{ns / 1e6:.3g}" for ns in self.long.tolist())
+        gaps = f"{number} of {self.gaps} gaps hold {share}, {lengths} ms: the longest"
         if number == 1:
             gaps = "one gap of" if self.gaps == 1 else f"one of {self.gaps} gaps holds {share}:"
         where = f"{gaps} {longest} between {before} and {after} (at {self.rank}:{self.at_ns / 1e6:.3f})"
         stops = ", in which the host may have stopped (allocation, garbage collection, synchronisation)"
         rest = self.gaps - number
-        others = f"; the rest averages {_average(self.idle_ns - held, rest)}" if rest else ""
+        others = f"; the median of the rest is {_length(self.usual_ns)}" if rest else ""
         return f"{where}{stops if int(self.long.min()) >= SILENCE_NS else ''}{others}"
 
 
-def _average(ns: int, number: int) -> str:
-    mean = ns / number
-    return ms(mean) if mean >= 1e5 else f"{mean / 1e3:.1f} us"
+def _length(ns: float) -> str:
+    return ms(ns) if ns >= 1e5 else f"{ns / 1e3:.1f} us"
 
 
 def _gaps(timeline: RankTimeline, windows: Windows) -> Intervals:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.late_rank import LONGER_COMPUTE_NS, OWN_IDLE_NS
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
@@ -12,8 +14,9 @@ from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
-from overlapscope.advice.rule_input import RuleInput, gain_ns, ms, per_step, recommended
+from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
+from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.job_step.headline import few_communicate
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, SLOWER_GROUPS, USUAL_LONGER_NS
@@ -73,6 +76,8 @@ OF_HOSTS: Final[tuple[LossKind, ...]] = (
 """Losses by the host, the longest of which shows idle time."""
 MEASURED_IDLE: Final = "time in which the device neither computes nor communicates nor copies"
 MEASURED_GAPS: Final = "exposed communication in which the next kernel waits for another one, or for its launch"
+MEASURED_EXPOSED: Final = "communication beside which nothing is computed, while the optimizer's same kernels repeat"
+MARK: Final = "# mark steps, and record some after start-up alone, with what hosts do: causes are then of these steps"
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
 
 
@@ -82,6 +87,9 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     Steps that cost more than all that the others lose are named by none of them. `compute` says what compute is
     (`compute_words`): where nearly nothing is lost beside it, that stands first.
     """
+    part = given.analysis.throughput.repeated if given.analysis.throughput else None
+    if part is not None:
+        return _after_start_up(given, part)
     found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
     # What is due to the start of the recording is no loss: others only seem to wait, or a device works unseen.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
@@ -127,6 +135,29 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
+
+
+def _after_start_up(given: RuleInput, part: RepeatedPart) -> Recommendation | None:
+    """Return what names the largest loss of the steps after a start-up, which figures of the recording mostly are of;
+    no causes of these steps are known."""
+    is_idle = part.idle_ns > part.exposed_comm_ns
+    ns = part.idle_ns if is_idle else part.exposed_comm_ns
+    if ns < WORTH * part.window_ns:
+        return None
+    cycle, what = ms(part.window_ns / part.cycles), "idle time" if is_idle else "exposed communication"
+    return recommended(
+        given,
+        id="idle_device" if is_idle else "exposed_communication",
+        title=f"Largest loss after start-up: {ms(ns)} of {ms(part.window_ns)}, in which the same step of {cycle} "
+        f"repeats {part.cycles} times, are {what}",
+        verdict="look",
+        loss_ns=ns,
+        apply={"look": MARK},
+        evidence={"after_start_up": to_builtins(part)},
+        measured=[MEASURED_IDLE if is_idle else MEASURED_EXPOSED],
+        assumed=[] if given.is_whole or is_idle else ["that none of it is waiting for ranks that were not recorded"],
+        verify="overlapscope analyze NEW_RUN: the loss is smaller",
+    )
 
 
 def _is_before_kernels(each: Recommendation) -> bool:
@@ -367,8 +398,22 @@ def _of_idle(given: RuleInput, idle: int, late_idle: int) -> tuple[str, IdleGaps
         # What the host did is not known; how its pauses are distributed is.
         unknown = "" if ns >= idle else f"{ms(ns)} of it unknown, as "
         return f" ({unknown}{NO_CAUSES['no_host_events']}): {gaps.words()}", gaps
+    turn_ns = min(_in_turn_ns(given), idle)
+    if cause == "unknown" and turn_ns >= ns / 2:
+        return f", {ms(turn_ns)} of it while another device of the same process works", None
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
     return f", {ms(ns)} of it{same}: {idle_label(cause)}{why or blocker_words(given, idle)}", None
+
+
+def _in_turn_ns(given: RuleInput) -> int:
+    """Return how long devices of one process idle in a step, or in the recording, while another of them works, in the
+    mean of all ranks; 0 where that is little."""
+    found = next((each.evidence for each in given.analysis.findings if each.id == "devices_in_turn"), None)
+    if found is None or bool(found["steps"]) != (given.per == "step"):
+        return 0
+    of_all_ns: int = sum(found["in_turn_ns"].values())
+    steps: int = max(found["steps"], 1)
+    return of_all_ns // (len(given.analysis.ranks) * steps)
 
 
 def _beside(given: RuleInput, gaps_ns: int) -> str:

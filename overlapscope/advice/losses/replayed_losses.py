@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.advice.job_kind import JobKind, job_kind
-from overlapscope.advice.losses.blocked_host import AVOIDED, VERSIONED, instead_of, named_waits, not_at_once
+from overlapscope.advice.losses.blocked_host import AVOIDED, BY_WORKERS, VERSIONED, instead_of, named_waits, not_at_once
 from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
 from overlapscope.advice.losses.largest_loss import USUAL
 from overlapscope.advice.losses.needed_copies import needed_waits
@@ -27,6 +27,7 @@ from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.unseen_members import may_not_be_replayed
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
 from overlapscope.analysis.graph.building.host_waits import TO_HOST
@@ -68,6 +69,9 @@ MORE: Final = (
 )
 SLOW_STILL: Final = (
     "that the host launches all else as slowly as before: without these waits part of the idle time stays"
+)
+FIRST_FETCH: Final = (
+    "that the first step, whose fetch comes before the first call, loses as much: the mean is of {steps} of {of} steps"
 )
 NEXT_TO_NOTHING: Final = 0.1
 """A replay that gains less than this share of the loss keeps, for another reason, what these waits cost: it is no gain
@@ -133,6 +137,7 @@ def with_replayed_gains(
     if "blocking_launches" not in by_id and ("data_loading" in wanted or _late_host(by_id) is not None):
         wanted |= {"blocking_calls"} & CHANGES.keys()
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
+    known &= not may_not_be_replayed(run, cross_rank.waited_for_unseen_ns)
     if not wanted or not known or len(ranks) > MOST_RANKS:
         return list(found)
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
@@ -140,6 +145,10 @@ def with_replayed_gains(
     if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
     changes = {name: _change_for(name, by_id)(graph, ranks) for name in wanted}
+    gains = {name: shortened_ns(graph, window, change) for name, change in changes.items()}
+    if changes.keys() >= {"data_loading", "blocking_calls"} and by_id["data_loading"].evidence.get(BY_WORKERS):
+        # Workers do not load faster for a host that asks earlier: what it gains is gained once batches take no time.
+        gains["blocking_calls"] = shortened_ns(graph, window, _both(changes)) - gains["data_loading"]
     steps = max((size(each.steps) for each in ranks.values()), default=0)
     of_pauses = by_id["host_pauses"].evidence if "host_pauses" in by_id else {}
     return _replayed(
@@ -149,7 +158,7 @@ def with_replayed_gains(
             graph=graph,
             window=window,
             changes=changes,
-            gains={name: shortened_ns(graph, window, change) for name, change in changes.items()},
+            gains=gains,
             steps=steps,
             fetching_steps=_fetching_steps(graph, ranks, steps) if "data_loading" in changes else steps,
             pauses=paused(of_pauses, graph, ranks, alone),
@@ -166,7 +175,9 @@ def _replayed(found: Sequence[Recommendation], replay: _Replay) -> list[Recommen
         bound = ALONE.format(ranks=rank_list(run.ranks), s="s" if len(run.ranks) == 1 else "")
     stay = any(needed_waits(graph, part, run.ranks[part.rank]).any() for part in graph.ranks)
     of_waits = [KEPT, bound] if stay else [bound]
-    assumed = {"blocking_calls": of_waits}
+    fewer = FIRST_FETCH.format(steps=replay.fetching_steps, of=replay.steps)
+    of_fetches = [bound, fewer] if replay.fetching_steps < replay.steps else [bound]
+    assumed = {"blocking_calls": of_waits, "data_loading": of_fetches}
     steps = {"data_loading": replay.fetching_steps}
     bounded = _without_smaller_largest(
         [
@@ -202,15 +213,19 @@ def _with_waits(
     if "data_loading" not in replay.gains:
         return list(found)
     fetching = by_id["data_loading"]
-    lags = [replay.changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
-    both = replace(replay.changes["data_loading"], lag_ns=np.minimum(*lags))
     # What each of the two gains alone.
-    either_ns = replay.gains["data_loading"] + ahead_ns - shortened_ns(graph, replay.window, both)
+    either_ns = replay.gains["data_loading"] + ahead_ns - shortened_ns(graph, replay.window, _both(replay.changes))
     steps = min(replay.fetching_steps, steps_after_waits(graph, _fetches(graph, ranks), replay.steps))
     if _each_step(fetching, either_ns, steps) < ALTERNATIVE * (fetching.loss_ns or 0):
         return list(found)
     each_ns = _each_step(fetching, ahead_ns, steps)
     return [_or_run_ahead(each, each_ns, waits, job) if each is fetching else each for each in found]
+
+
+def _both(changes: Mapping[str, Change]) -> Change:
+    """Return the change without fetches and without waits."""
+    lags = [changes[each].lag_ns for each in ("data_loading", "blocking_calls")]
+    return replace(changes["data_loading"], lag_ns=np.minimum(*lags))
 
 
 def _late_host(found: Mapping[str, Recommendation]) -> Recommendation | None:
@@ -373,12 +388,11 @@ def _fetched(graph: Graph, part: RankPart, timeline: RankTimeline) -> Intervals:
 
 
 def _fetching_steps(graph: Graph, ranks: Ranks, steps: int) -> int:
-    """Return of how many steps the fetches are in the graph, of `steps`: one less where a fetch as long as others ends
-    before the first call of a rank, to which no edge leads."""
-    loading_ns = _loading_ns(graph, ranks)
-    for part in graph.ranks:
-        longest = loading_ns[_of_part(graph, part)].max(initial=0)
-        if not longest or not part.calls:
+    """Return of how many steps the fetches are in the graph, of `steps`: one less where a fetch as long as the longest
+    of any rank ends before the first call of its rank, to which no edge leads."""
+    longest = _loading_ns(graph, ranks).max(initial=0)
+    for part in graph.ranks if longest else ():
+        if not part.calls:
             continue
         first_ns = graph.nodes.time_ns[part.begins()].min()
         fetches = BusyTime(_fetched(graph, part, ranks[part.rank]))

@@ -3,7 +3,7 @@ while data are fetched, an evaluation, a checkpoint."""
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +12,9 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
-from overlapscope.timeline.columns import COMM, NONE, Spans, take
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Spans, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
-from overlapscope.timeline.rows import sort_order, unique, values_in
+from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST_STEPS: Final = 3
@@ -39,6 +39,16 @@ class _OddRange(msgspec.Struct, frozen=True, kw_only=True):
     """For how long the device did nothing meanwhile, as far as it was recorded; None without one."""
     unseen: bool
     """Whether there is a device of which most of that time was not recorded."""
+    lead: "_Lead | None" = None
+    """Where the device had work enough through all of it, so that it delayed nothing."""
+
+
+class _Lead(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a host is ahead of its device as a range ends."""
+
+    ns: int
+    sure: bool
+    """Whether work that was launched before the range was recorded; else only that what followed it had to wait."""
 
 
 def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
@@ -80,7 +90,32 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
         yield _OddRange(
             name=name, step=step, rank=timeline.rank, ns=ns, most_of_others_ns=others, idle_ns=idle_ns,
             unseen=timeline.has_device and idle_ns is None,
+            lead=_lead(timeline.spans, within) if timeline.has_device else None,
         )  # fmt: skip
+
+
+def _lead(spans: Spans, within: Intervals) -> _Lead | None:
+    """Return by how much the host leads the stream that computes for longest as the last of one or more ranges of a
+    step ends; None where it may not have led through all of them.
+
+    It leads where what was launched before them runs until their end, or later. Where no such launch was recorded, what
+    follows may show it: it runs first in the recording, and has waited for longer than they lasted, so for what was
+    launched before.
+    """
+    computes = np.flatnonzero(spans.kind == COMPUTE)
+    if not computes.size:
+        return None
+    took = sum_by(spans.lane[computes], spans.end_ns[computes] - spans.start_ns[computes], int(spans.lane.max()) + 1)
+    own = take(spans, (spans.lane == took.argmax()) & (spans.launch_ns != NONE))
+    begin_ns, end_ns = int(within.starts[0]), int(within.ends[-1])
+    before, after = own.launch_ns < begin_ns, own.launch_ns >= end_ns
+    if before.any():
+        lead = _Lead(ns=int(own.end_ns[before].max()) - end_ns, sure=True)
+        return lead if lead.ns > 0 else None
+    if not after.any() or own.start_ns[after].min() != spans.start_ns.min():
+        return None
+    lead = _Lead(ns=int(own.start_ns[after].min() - own.launch_ns[after].min()), sure=False)
+    return lead if lead.ns > end_ns - begin_ns else None
 
 
 def _recorded(timeline: RankTimeline) -> Intervals:
@@ -121,22 +156,36 @@ def _finding(ranks: Sequence[_OddRange], run: Run) -> Finding:
     most = max(ranks, key=lambda each: each.ns)
     others_ns = max(each.most_of_others_ns for each in ranks)
     others = f"in no other step for more than {format_ms(others_ns)}" if others_ns else "in no other step"
-    idle = {str(each.rank): each.idle_ns for each in ranks if each.idle_ns is not None}
-    longest_ns = max(idle.values(), default=0)
-    unknown = not idle and any(each.unseen for each in ranks)
-    which = "the device is idle for" if len(ranks) == 1 else "a device is idle for up to"
-    beside = f"; meanwhile {which} {format_ms(longest_ns)}" if longest_ns else "; no device is idle meanwhile"
-    if not idle:
-        beside = "; what the device did meanwhile was not recorded" if unknown else ""
+    late = [each for each in ranks if each.lead is None]
+    idle = {str(each.rank): each.idle_ns for each in late if each.idle_ns is not None}
+    unknown = not idle and any(each.unseen for each in late)
     evidence: dict[str, Any] = {
         "step": most.step, "range": most.name, "range_ns": {str(each.rank): each.ns for each in ranks},
         "most_of_others_ns": others_ns, "idle_ns": idle,
+        "lead_ns": {str(each.rank): each.lead.ns for each in ranks if each.lead is not None},
     }  # fmt: skip
     return Finding(
         id=f"odd_range:step{most.step}",
-        severity="info" if unknown else "warning",
+        severity="info" if unknown or not late or (idle and not any(idle.values())) else "warning",
         title=f"step {most.step} alone is in {short(most.name)} for {format_ms(most.ns)} "
-        f"({rank_list(each.rank for each in ranks)}), {others}{beside}",
+        f"({rank_list(each.rank for each in ranks)}), {others}{_meanwhile(ranks, idle, unknown=unknown)}",
         evidence=evidence,
         known_from=run.ranks[most.rank].basis,
     )
+
+
+def _meanwhile(ranks: Sequence[_OddRange], idle: Mapping[str, int], *, unknown: bool) -> str:
+    """Return what the devices of these ranks did in their ranges, where that is known: nothing for the times `idle`."""
+    leads = [each.lead for each in ranks if each.lead is not None]
+    if len(leads) == len(ranks):
+        least = min(leads, key=lambda each: each.ns)
+        if all(each.sure for each in leads):
+            return f"; nothing is lost: as it ends the host still leads its device by {format_ms(least.ns)}"
+        return f"; probably nothing is lost: what it launches next waits {format_ms(least.ns)} for the device"
+    if unknown:
+        return "; what the device did meanwhile was not recorded"
+    if not idle:
+        return ""
+    which = "the device is idle for" if len(ranks) == 1 else "a device is idle for up to"
+    longest_ns = max(idle.values())
+    return f"; meanwhile {which} {format_ms(longest_ns)}" if longest_ns else "; no device is idle meanwhile"

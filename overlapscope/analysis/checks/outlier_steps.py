@@ -17,9 +17,12 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
 from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.rows import sum_by
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 
+FEWEST: Final = 3
+"""Complete steps of a rank, at least, to compare."""
 ODD_FACTOR: Final = 1.5
 """A step is an outlier when a figure is at least this many times the median of the other steps ..."""
 ODD_PAST_LARGEST: Final = 1.25
@@ -44,6 +47,9 @@ LONGEST: Final = 1.1
 MOSTLY: Final = 0.5
 """... and each is at least this share of the other: what it communicates or idles more, and takes more. Elsewhere that
 was hidden, or made up for, or the step is long for another reason. This share of what is more says what it is, too."""
+MORE_KERNELS, ALIKE = 1.25, 0.05
+"""A step does other work than the others where it runs this many times as many kernels as any of them on each rank,
+while they differ by at most this share of their number. Choices: an evaluation or a checkpoint that a step holds."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
@@ -56,6 +62,17 @@ Steps = Sequence[tuple[int, int | None, int | None, int | None, int | None]]
 """(number, window_ns, comm_ns, compute_ns, idle_ns) of complete steps."""
 Waits = Mapping[tuple[int, int], int]
 """Waiting for late ranks by (rank, step); 0 or absent where none is known."""
+
+
+class _MoreWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank does more in a step than in the others."""
+
+    odd: "OutlierStep"
+    computes_ns: float
+    """For how much longer than usual it computes."""
+    kernels: int
+    usual_kernels: int
+    """The most in another step."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +98,7 @@ def outlier_steps(
     in_calls_ns: Waits = MappingProxyType({}),
     stopped_ns: Mapping[tuple[int, int], float] = MappingProxyType({}),
     by_chance: bool = False,
+    run: Run | None = None,
 ) -> list[Finding]:
     """Find the outliers among the complete steps of each rank, of which at least three are needed.
 
@@ -88,9 +106,13 @@ def outlier_steps(
     (rank, step), `waited_ns` holds how long ranks waited for others, exposed, `in_calls_ns` how long in their matched
     calls, overlapped or not, and `stopped_ns` what may be the recorder's stop.
     Where hosts share cores (`by_chance`), which rank communicates or idles for longer is the scheduler's choice: then
-    only how long steps take is compared.
+    only how long steps take is compared. Kernels are counted in `run`, where it is given: a step that is longer on all
+    ranks for more of them does other work, which is information, and no matter of chance.
     """
     odd = {name: [] if by_chance and name != "window_ns" else _outliers(name, ranks) for name, _, _ in FIGURES}
+    more_work = {} if run is None else _more_work(ranks, run)
+    stand_out = {(each.rank, each.step) for each in odd["window_ns"]}
+    odd["window_ns"] += [each.odd for at, each in more_work.items() if at not in stand_out]
     long = {(each.rank, each.step) for each in odd["window_ns"]}
     odd["idle_ns"] = [each for each in odd["idle_ns"] if (each.rank, each.step) not in long]
     for name in ("window_ns", "idle_ns"):
@@ -113,10 +135,61 @@ def outlier_steps(
         for found in sorted(listed_alone, key=lambda each: each[0].rank):
             most = _most(found)
             mostly = _mostly(most, ranks[most.rank], waited_ns) if name == "window_ns" else None
-            findings.append(_finding(name, verb, found, known_from, mostly))
+            works = more_work.get((most.rank, most.step)) if name == "window_ns" else None
+            findings.append(_finding(name, verb, found, known_from, mostly, works))
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
+
+
+def _more_work(ranks: Mapping[int, Steps], run: Run) -> dict[tuple[int, int], _MoreWork]:
+    """Return the steps that take longer on each rank, by about what they compute longer, for more kernels, by (rank,
+    step), sorted; none of a run without devices, whose compute is no kernels."""
+    longer = {rank: own for rank, steps in ranks.items() if (own := _compute_longer(rank, steps)) is not None}
+    everywhere = set[int]().union(*longer.values()).intersection(*longer.values())
+    found = {}
+    for rank, own in longer.items():
+        if not everywhere or not run.ranks[rank].has_device:
+            return {}
+        counts = _kernels(run.ranks[rank])
+        for step in sorted(everywhere):
+            others = [counts.get(each[0], 0) for each in _kind_of(step, ranks[rank]) if each[0] != step]
+            alike = max(others) - min(others) <= ALIKE * min(others)
+            if not alike or counts.get(step, 0) < MORE_KERNELS * max(others):
+                everywhere = everywhere - {step}
+                continue
+            odd, computes_ns = own[step]
+            found[rank, step] = _MoreWork(
+                odd=odd, computes_ns=computes_ns, kernels=counts[step], usual_kernels=max(others)
+            )
+    return {key: each for key, each in found.items() if key[1] in everywhere}
+
+
+def _compute_longer(rank: int, steps: Steps) -> dict[int, tuple[OutlierStep, float]] | None:
+    """Return the steps that take longer than all others of their kind, by about what they compute longer, with that;
+    None for a rank with too few steps to say."""
+    kinds = [(others, own) for others, own in _kinds(steps) if len(own) >= FEWEST]
+    found = {}
+    for others, own in kinds:
+        known = [(step, window_ns, compute_ns) for step, window_ns, _, compute_ns, _ in own
+                 if window_ns is not None and compute_ns is not None]  # fmt: skip
+        if len({step for step, _, _ in known}) < len(own):  # not known, or several recordings use its number
+            continue
+        step, window_ns, compute_ns = max(known, key=lambda each: each[1])
+        rest = [each for each in known if each[0] != step]
+        usual_ns = statistics.median(each[1] for each in rest)
+        more_ns, computes_ns = window_ns - usual_ns, compute_ns - statistics.median(each[2] for each in rest)
+        longest = window_ns >= LONGEST * max(each[1] for each in rest) and more_ns >= ODD_AT_LEAST_NS
+        if longest and min(more_ns, computes_ns) >= MOSTLY * max(more_ns, computes_ns):
+            odd = OutlierStep(rank=rank, step=step, value_ns=window_ns, usual_ns=usual_ns, others=others)
+            found[step] = odd, computes_ns
+    return found if kinds else None
+
+
+def _kernels(timeline: RankTimeline) -> dict[int, int]:
+    """Return how many kernels that compute each step launched."""
+    steps, counts = np.unique(timeline.spans.step[timeline.spans.kind == COMPUTE], return_counts=True)
+    return dict(zip(steps.tolist(), counts.tolist(), strict=True))
 
 
 def waits_in_calls(run: Run, splits: Sequence[Split]) -> dict[tuple[int, int], int]:
@@ -188,7 +261,7 @@ def _of_rank(
     """Return the steps that stand out, only those far from the others if `far`."""
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
-    if len(ordered) < 3:
+    if len(ordered) < FEWEST:
         return []
     found = []
     # The lower middle of the others is this value at least: most steps need no look at them.
@@ -265,6 +338,7 @@ def _finding(
     found: Sequence[OutlierStep],
     known_from: Mapping[int, str],
     mostly: tuple[str, float] | None,
+    works: _MoreWork | None,
 ) -> Finding:
     most = _most(found)
     evidence: dict[str, Any] = {
@@ -274,10 +348,16 @@ def _finding(
     if mostly is not None:
         evidence |= {"mostly": mostly[0], "mostly_more_ns": mostly[1]}
         what = f"{what}; it {mostly[0]} for {format_ms(mostly[1])} more than usual"
+    if works is not None:
+        evidence |= {"kernels": works.kernels, "kernels_of_others": works.usual_kernels}
+        what = (
+            f"{what}; it computes for {format_ms(works.computes_ns)} more than usual, in {works.kernels} kernels, not "
+            f"{works.usual_kernels}: other work on each rank, as an evaluation or a checkpoint"
+        )
     if len(found) == 1:
         return Finding(
             id=f"odd_step:{name}:rank{most.rank}:step{most.step}",
-            severity="warning",
+            severity="warning" if works is None else "info",
             title=f"step {most.step} of rank {most.rank} {what}",
             evidence=evidence,
             known_from=known_from[most.rank],
@@ -285,7 +365,7 @@ def _finding(
     ranks = [each.rank for each in found]
     return Finding(
         id=f"odd_step:{name}:step{most.step}",
-        severity="warning",
+        severity="warning" if works is None else "info",
         title=f"step {most.step} is an outlier on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, the "
         f"worst, it {what}",
         evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},

@@ -1,15 +1,17 @@
 """Findings about the recording itself: partly recorded groups, unreadable files, contradicting overlap figures."""
 
 import math
-from collections.abc import Container, Mapping, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.display import list_some
+from overlapscope.analysis.per_rank.recorded_calls import calls_and_numbers
+from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE, or_none
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.rows import unique
@@ -64,7 +66,8 @@ def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
             id="few_ranks_recorded",
             severity="info",
             title=f"only {what}: durations of their calls include time spent waiting for the other members, transfer "
-            "times and blame are upper bounds, and stragglers among the others are not found",
+            "times, leads and what others waited for a rank are upper bounds, and stragglers among the others are not "
+            "found",
             evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
             known_from="trace",
         )
@@ -91,6 +94,25 @@ def _recorded_on_one_rank(run: Run, matched: Container[str | None]) -> dict[_Rec
             if len(ranks) > 1 and name not in matched and run.ranks.keys() & set(ranks) == {rank}:
                 found[name, (rank,)] = len(ranks)
     return found
+
+
+def sampled_recording(run: Run, sampled: Sequence[int]) -> list[Finding]:
+    """Return a finding for the ranks of which most events are missing."""
+    if not sampled:
+        return []
+    calls, numbers = map(sum, zip(*(calls_and_numbers(run.ranks[rank]) for rank in sampled), strict=True))
+    return [
+        Finding(
+            id="sampled_recording",
+            severity="warning",
+            title=f"most events of {rank_list(sampled)} are missing: of the calls of the runtime that were numbered "
+            f"{percent_text(calls / numbers)} are there, and kernels that were launched begin late for no recorded "
+            "reason; compute and communication are at least what is recorded, and when devices were idle is not known: "
+            "record whole, without sampling or filters",
+            evidence={"ranks": list(sampled), "calls": calls, "numbers": numbers},
+            known_from="trace",
+        )
+    ]
 
 
 def unread_ranks(run: Run) -> list[Finding]:

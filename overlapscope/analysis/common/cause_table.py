@@ -26,16 +26,16 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     """Any wait time, also for a pipeline stage, which the schedule causes and no straggler, and that of late ends."""
     colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
     """Name of a colour in the dashboard's palette."""
-    pattern: Literal["", "/", "\\", "|", ".", "-"] = ""
+    pattern: Literal["", "/", "\\", "|", ".", "-", "x"] = ""
     """Pattern drawn over the colour, as plotly names it; causes of one colour have different patterns."""
 
 
 CAUSES: Final[dict[str, Cause]] = {
     "start_of_recording": Cause(
         label="start of the recording",
-        description="waiting for a rank that began to record later, by as much as it began later: what it did "
-        "before is not recorded; and all exposed time until a device has worked off what was launched before its "
-        "recording: what it computed beside the calls is not recorded",
+        description="waiting for a rank that began to record later, by as much as it began later, or whose device "
+        "was still busy with earlier work: what it did before is not recorded; and all exposed time until a device has "
+        "worked off what was launched before its recording: what it computed beside the calls is not recorded",
         waits_for_another_rank=True,
         colour="idle",
         pattern="|",
@@ -82,6 +82,15 @@ CAUSES: Final[dict[str, Cause]] = {
         waits_for_another_rank=True,
         colour="waiting",
         pattern="|",
+    ),
+    "peer_unrecorded": Cause(
+        label="wait: for a rank that was not recorded",
+        description="where not all members of a group were recorded: before the call moved data, for as long as tasks "
+        "of its own waited for other members (Notify Wait of HCCL), on the recorded rank that came last, too; in the "
+        "first call of a group in a recording that is `start_of_recording`",
+        waits_for_another_rank=True,
+        colour="waiting",
+        pattern="x",
     ),
     "late_end": Cause(
         label="wait: the call ended later than elsewhere",
@@ -168,8 +177,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "tail": Cause(
         label="only the optimizer follows, or recording ends",
-        description="where the optimizer alone follows in its step, or no compute that is seen to wait for it, as "
-        "where the recording ends",
+        description="where the optimizer alone follows in its step (what comes behind the optimizer, such as an "
+        "evaluation, waits for that), or no compute that is seen to wait for it, as where the recording ends",
         colour="exposed",
         pattern="|",
     ),
@@ -247,14 +256,17 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
 }
 """Of idle time, likewise."""
-NoCauses = Literal["no_host_events", "unreadable_host_events", "unexplained_waits", "hidden_waits"]
+NoCauses = Literal["no_host_events", "unreadable_host_events", "sampled", "unexplained_waits", "hidden_waits"]
 NO_CAUSES: Final[dict[NoCauses, str]] = {
     "no_host_events": "what the host did was not recorded",
     "unreadable_host_events": "the record of what the host did is damaged",
+    "sampled": "most events are missing, as the recording is sampled",
     "unexplained_waits": "what too many spans waited for was not recorded",
     "hidden_waits": "the host waited in ways that were not recorded",
 }
 """Why the dependency graph of a rank names no causes."""
+SAMPLED: Final[NoCauses] = "sampled"
+"""The reason for which what is left of a window is no idle time: what ran then is not known."""
 WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")
 """Of these reasons those for which nothing is known of the host."""
 NoRemoval = Literal[

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.cause_table import START_OF_RECORDING
+from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED, START_OF_RECORDING
 from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
+from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks
@@ -85,9 +86,12 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     lead: Lead | None = None
     """What came before the first launch of the first step, where it is more than any step idles; no window holds it,
     and so none of these figures."""
+    repeated: RepeatedPart | None = None
+    """Without marks of steps, the part of the recording that repeats, where most of the recording is before it."""
     exposed_fraction: float | None = None
-    """Exposed communication over time: sums over ranks and these steps (else over whole recordings), both without what
-    is due to the start of the recording (cause `start_of_recording` of exposed and idle time): no step repeats it."""
+    """Exposed communication over time: sums over ranks and these steps (else over `repeated`, else over whole
+    recordings), both without what is due to the start of the recording (cause `start_of_recording` of exposed and idle
+    time): no step repeats it. Null, as is that of idle time, where a recording is sampled."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
@@ -118,9 +122,17 @@ def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
     return None if fraction is None else fraction * devices * HOURS_A_DAY
 
 
-def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int, Sequence[Breakdown]]) -> Throughput:
+def throughput(
+    run: Run,
+    alone: Mapping[int, RankSummary],
+    figures: Mapping[int, Sequence[Breakdown]],
+    repeated: RepeatedPart | None = None,
+    *,
+    unseen: bool = False,
+) -> Throughput:
     """Return what the run itself states; `figures` holds the breakdowns of each rank with all causes: of its whole
-    recording, then of each step."""
+    recording, then of each step; `repeated` is the part that repeats (`repeated_part`), and `unseen`
+    says that calls waited for ranks that were not recorded."""
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
     steps = of_the_same_ranks(complete_steps({
         rank: [
@@ -138,12 +150,16 @@ def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int,
     for step in steps:
         for rank, (at, _) in step.items():
             windows.setdefault(rank, []).append(at)
-    devices = run.world_size or fewest_ranks(run) or None
+    devices = run.world_size or max(fewest_ranks(run), len(run.ranks) + 1 if unseen else 0) or None
     reasons: dict[str, str] = {}
+    if any(own.no_causes_reason == SAMPLED for own in timed.values()):
+        parts = []
+        reasons["exposed_fraction"] = reasons["idle_fraction"] = NO_CAUSES[SAMPLED]
     time_ns = max(map(_time_of, windows.values()), default=None)
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
     if elapsed:
         time_ns = round(sum(elapsed) * 1e6)
+    exposed, idle = _fractions(parts, repeated)
     found = Throughput(
         steps=len(steps) or len(elapsed),
         ranks=len(windows) or len(timed),
@@ -158,8 +174,9 @@ def throughput(run: Run, alone: Mapping[int, RankSummary], figures: Mapping[int,
         flops_per_device=_flops_per_device(run, windows, reasons),
         cut_short=cut,
         lead=lead_of(steps, run.ranks),
-        exposed_fraction=_share(parts, "exposed_comm_ns", "causes") if any(each.comm_ns for each in parts) else None,
-        idle_fraction=_share(parts, "idle_ns", "idle_causes"),
+        repeated=repeated,
+        exposed_fraction=exposed,
+        idle_fraction=idle,
         reasons=reasons,
     )
     return with_stated(_with_goodput(found, run, alone), Stated())
@@ -213,6 +230,7 @@ def _with_hours(found: Throughput, stated: Stated) -> Throughput:
         if hours is None:
             no_times = name == "idle" or found.idle_fraction is None
             why = "no times were recorded" if no_times else "no communication was recorded"
+            why = reasons.get(f"{name}_fraction", why)
             reasons[f"{name}_gpu_hours_a_day"] = why if found.on_device else "a run without GPUs spends no GPU-hours"
     return replace(found, reasons=reasons, **figures)
 
@@ -364,6 +382,15 @@ def _in_steps(timeline: RankTimeline, windows: Sequence[StepWindow]) -> tuple[in
             inside += int((steps.end_ns[own] - steps.start_ns[own])[complete].sum())
             covered += int(steps.end_ns[own].max() - steps.start_ns[own].min())
     return inside, covered
+
+
+def _fractions(parts: Sequence[Breakdown], repeated: RepeatedPart | None) -> tuple[float | None, float | None]:
+    """Return the shares of exposed communication, where there is communication, and of idle time."""
+    communicates = any(each.comm_ns for each in parts)
+    if parts and repeated is not None:
+        of_ns = max(repeated.window_ns, 1)
+        return repeated.exposed_comm_ns / of_ns if communicates else None, repeated.idle_ns / of_ns
+    return _share(parts, "exposed_comm_ns", "causes") if communicates else None, _share(parts, "idle_ns", "idle_causes")
 
 
 def _share(parts: Iterable[Breakdown], name: str, causes: str) -> float | None:

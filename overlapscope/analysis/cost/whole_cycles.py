@@ -32,6 +32,9 @@ TAIL: Final = "tail"
 BESIDE: Final = 0.5
 """Where a single step is followed, the host's marks prove that the last one lacks its end from this share of what it is
 shorter by. A choice: less is mostly other work."""
+SAME: Final = 0.02
+"""Beside a single followed step, the last one communicates and exposes the same if each differs by at most this share,
+on each rank. A choice: what only some steps do is more."""
 Windows = Mapping[int, tuple[StepWindow, Breakdown]]
 """The windows of one step with their breakdowns, by rank."""
 
@@ -85,13 +88,16 @@ def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow
 
     `every` are all windows of each rank. Such a step exposes as much as the followed ones, but what these wait for with
     the compute of the step after them is its `tail`: that is more than in any of them, and all other causes are less.
+    Where a single step is followed, nobody knows how steps differ: then it must be so on each rank, with the same time
+    of communication and of exposed communication.
     """
     followed = _followed(steps, every)
     exposed = [sum(its.exposed_comm_ns or 0 for _, its in step.values()) for step in steps]
     tails = [sum(its.causes.get(TAIL, 0) for _, its in step.values()) for step in steps]
     usual = [(ns, tail) for ns, tail, follows in zip(exposed, tails, followed, strict=True) if follows]
     if len(usual) < FEWEST_FOLLOWED:
-        return []
+        one = [step for step, follows in zip(steps, followed, strict=True) if follows]
+        return [at for at, step in enumerate(steps) if one and not followed[at] and _has_other_causes(step, one[0])]
     low_ns, high_ns = min(ns for ns, _ in usual), max(ns for ns, _ in usual)
     tail_ns, others_ns = max(tail for _, tail in usual), min(ns - tail for ns, tail in usual)
     return [
@@ -101,6 +107,22 @@ def causes_cut(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow
         and (1 - ALIKE) * low_ns <= ns <= (1 + ALIKE) * high_ns
         and min(tail - tail_ns, others_ns - (ns - tail)) >= max(MOVED * high_ns, 1)
     ]  # fmt: skip
+
+
+def _has_other_causes(last: Windows, other: Windows) -> bool:
+    """Return whether the tail of a step is another cause in a followed step that exposes the same, on each rank."""
+    if last.keys() != other.keys():
+        return False
+    for rank, (_, its) in last.items():
+        own = other[rank][1]
+        pairs = [(its.comm_ns or 0, own.comm_ns or 0), (its.exposed_comm_ns or 0, own.exposed_comm_ns or 0)]
+        if any(abs(ns - other_ns) > SAME * other_ns for ns, other_ns in pairs):
+            return False
+        tail_ns, other_tail_ns = its.causes.get(TAIL, 0), own.causes.get(TAIL, 0)
+        (_, (ns, other_ns)) = pairs
+        if min(tail_ns - other_tail_ns, (other_ns - other_tail_ns) - (ns - tail_ns)) < max(MOVED * other_ns, 1):
+            return False
+    return True
 
 
 def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline]) -> Lead | None:

@@ -21,10 +21,12 @@ from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute, began, start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
+from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
     Split,
     early_end_reasons,
+    on_one_clock,
     split_waits,
     waits_by_rank,
 )
@@ -67,6 +69,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     began_ns: Mapping[int, float] = {}
     """When each rank began to record, on the common clock."""
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
+    waited_for_unseen_ns: Mapping[int, int] = {}
+    """By rank, at least how long it waited in calls whose last member was not recorded, as their own tasks show."""
 
     @property
     def matched(self) -> int:
@@ -188,6 +192,9 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         waits=waits_by_rank(splits, clocks),
         began_ns=began(run.ranks, 0, joined),
         pairs=pairs,
+        waited_for_unseen_ns={
+            rank: int(waited_ns.sum()) for rank, (_, waited_ns) in waited_for_unseen(run, splits).items()
+        },
     )
 
 
@@ -216,16 +223,16 @@ def _not_split(run: Run, blocks: Sequence[MatchedCalls]) -> int:
 
 
 def with_begins(run: Run, splits: Sequence[Split], hosts: Mapping[int, str]) -> tuple[Split, ...]:
-    """Return the splits with when the last member of each call began, where one clock shows it.
+    """Return the splits with when the last member of each call began, where one clock shows it (`on_one_clock`).
 
     `hosts` holds the host of each rank whose clock is that of the other ranks there.
     """
-    return tuple(
-        replace(each, began_ns=each.block.start_ns.max(axis=0))
+    known = [
+        at for at, each in enumerate(splits)
         if _on_one_host(each.block.ranks, hosts) and not any(run.ranks[rank].has_device for rank in each.block.ranks)
-        else each
-        for each in splits
-    )
+    ]  # fmt: skip
+    found = dict(zip(known, on_one_clock([splits[at] for at in known]), strict=True))
+    return tuple(found.get(at, each) for at, each in enumerate(splits))
 
 
 def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:

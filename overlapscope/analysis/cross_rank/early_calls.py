@@ -12,7 +12,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.timeline.columns import NONE, Codes, Ints
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import Column, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 
@@ -83,7 +83,7 @@ def not_placed(group: str | None, calls: int) -> str:
     return f"{named(group)}: {many} launched before the recording began, {why}: not paired"
 
 
-def are_early(run: Run, rows_of: Mapping[int, Codes]) -> bool:
+def are_early(run: Run, rows_of: Mapping[int, Column]) -> bool:
     """Return whether all these calls were launched before the recording, on ranks with calls launched in it."""
     launches = [(run.ranks[rank].collectives.launch_ns, rows) for rank, rows in rows_of.items()]
     return all((launch[rows] == NONE).all() and (launch != NONE).any() for launch, rows in launches)

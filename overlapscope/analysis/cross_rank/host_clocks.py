@@ -1,7 +1,7 @@
 """Find which ranks share the clock of one host, so that no offset is estimated between them."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks, connected
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.point_to_point import called_ns, match_pairs
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import HOST, Ints
 from overlapscope.timeline.hosts import clock_of
 from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.run import RankTimeline, Run
@@ -39,6 +39,11 @@ FEWEST_AGAINST: Final = 4
 AGAINST: Final = 0.9
 """... where this share of them end one distance apart, but not together, and no other calls of the two end together as
 often (`MOST_OFTEN`), as those would that are paired with the one before or after. A choice: a call may be seen late."""
+ABOVE: Final = 16
+"""Processes of one system that were started one after another have numbers at most so far apart: a system gives the
+next free one to each process and each thread. A choice: launchers start all ranks of a host at once."""
+MOST_THREADS: Final = 1 << 22
+"""Linux gives no process or thread a higher number (`PID_MAX_LIMIT`): higher ones are addresses."""
 EARLY_NS: Final = 100_000
 """By this much a call may end, as recorded, before its last member began, and a message arrive before it was sent."""
 SOON_NS: Final = 1_000_000
@@ -152,7 +157,8 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls], *,
         return []
     answered = [ways for ways in took if ways[::-1] in took]
     known = {pair: np.sort(np.concatenate(each)) for pair, each in apart.items()}
-    together = all(_end_together(each, by_rooted=by_rooted) for each in known.values())
+    one_system = _are_numbered_together(run, ranks)
+    together = all(_end_together(each, by_rooted=by_rooted, one_system=one_system) for each in known.values())
     together = together or _sets_end_together(known, every)
     agree = together and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []
@@ -216,16 +222,41 @@ def _arrive_soon(took_ns: Ints) -> bool:
     return int((took_ns <= SOON_NS).sum()) >= FEWEST
 
 
-def _end_together(apart_ns: Ints, *, by_rooted: bool) -> bool:
+def _are_numbered_together(run: Run, ranks: Sequence[int]) -> bool:
+    """Return whether the numbers of these ranks' processes and threads show that one system gave them: all of them
+    differ, those of the processes follow each other, and a thread of each was made after the next one's process.
+
+    Machines of one name number anew: their numbers are the same, or far apart, but by chance.
+    """
+    numbers = sorted(each for rank in ranks if (each := _thread_numbers(run.ranks[rank])))
+    if len(numbers) < len(ranks) or len(set().union(*numbers)) < sum(map(len, numbers)):
+        return False
+    return all(0 < later[0] - own[0] <= ABOVE and own[-1] > later[0] for own, later in pairwise(numbers))
+
+
+def _thread_numbers(timeline: RankTimeline) -> list[int]:
+    """Return the numbers of a rank's processes and threads as their system gave them, in order; empty where the source
+    writes others."""
+    lanes = timeline.lanes
+    host = lanes.kind == HOST
+    named = zip(lanes.process[host].tolist(), lanes.label[host].tolist(), strict=True)
+    written = [(process, thread) for codes in named if (process := timeline.name(codes[0]) or "").isdecimal()
+               and (thread := timeline.name(codes[1]) or "").isdecimal()]  # fmt: skip
+    found = sorted({int(number) for each in written for number in each})
+    return found if found and found[-1] <= MOST_THREADS else []
+
+
+def _end_together(apart_ns: Ints, *, by_rooted: bool, one_system: bool) -> bool:
     """Return whether often enough the same call ended at one moment on two ranks, or far apart by no usual distance.
 
     Of few calls none of which ends as far apart as another one, nothing contradicts the name that their hosts share.
-    `apart_ns` is in order.
+    `apart_ns` is in order. Of ranks of `one_system` ends that are no usual distance apart contradict nothing: these
+    are seen late, now on one rank, now on another, as of ranks that take turns on a core.
     """
     most = int((np.searchsorted(apart_ns, apart_ns + 2 * TOGETHER_NS, side="right") - np.arange(apart_ns.size)).max())
     if not by_rooted and most == 1 < apart_ns.size < FEWEST_SCATTERED and abs(np.median(apart_ns)) <= FAR_NS:
         return True
     scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
-    if not by_rooted and scattered and abs(np.median(apart_ns)) > FAR_NS:
+    if not by_rooted and scattered and (one_system or abs(np.median(apart_ns)) > FAR_NS):
         return True
     return int((np.abs(apart_ns) <= TOGETHER_NS).sum()) >= max(FEWEST, OFTEN * apart_ns.size, MOST_OFTEN * most)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.early_calls import are_early, not_placed
 from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import NONE, Collectives, Floats, Ints
@@ -109,8 +110,9 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
     for group, each_rank in batches.items():
         exchanges = _exchanges(run, group, members.get(group or "", ()), each_rank, pairs, clocks)
         if exchanges is None:
-            unmatched += sum(rows.size for rows in each_rank.values())
-            reasons.append(_says_no_peer(group, BOTH))
+            unmatched += (many := sum(rows.size for rows in each_rank.values()))
+            early = are_early(run, each_rank)
+            reasons.append(not_placed(group, many) if early else _says_no_peer(group, BOTH))
         pairs += exchanges or []
     said = list(dict.fromkeys(reasons))
     more = [f"{len(said) - MAX_REASONS} more such reasons for sends and receives"] if len(said) > MAX_REASONS else []

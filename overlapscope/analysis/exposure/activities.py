@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.exposure.core_waiting import NEVER, CoreWaiting
+from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import PIPELINE
@@ -18,6 +19,9 @@ from overlapscope.timeline.run import RankTimeline
 
 OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_copy", "peer_host")
 """Causes of waiting for the last member, by what it did longer."""
+AHEAD_NS: Final = 1_000_000
+"""A device that starts what it was given so much later was still busy with earlier work. A choice: far longer than a
+launch takes, even the first one of a kernel that has to be loaded."""
 
 
 class Did(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +40,8 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     """Without computing."""
     waited_idling: Ints
     """It waited for a core while it seemed to idle."""
+    unrecorded: Ints
+    """Before its first span, while its device still did what had been launched before the recording."""
 
     @classmethod
     def within(cls, starts_ns: Ints, ends_ns: Ints, timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Self:
@@ -83,6 +89,28 @@ def slept(core: CoreWaiting) -> Activity:
     return core.sleeping if core.by_account else NEVER
 
 
+def before_recorded_work(timeline: RankTimeline, cover: Coverage) -> Activity:
+    """Return when a device was busy with what had been launched before the recording, beside what is recorded.
+
+    Its first span, or the first one of the stream that computes most, had been launched, and waited for `AHEAD_NS` and
+    longer while nothing that is recorded ran.
+    """
+    spans = timeline.spans
+    known = timeline.has_device and (spans.launch_ns != NONE).any()
+    main = compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns) if known else NONE
+    if main == NONE:
+        return NEVER
+    on_main = np.flatnonzero(spans.lane == main)
+    first = np.array([spans.start_ns.argmin(), on_main[spans.start_ns[on_main].argmin()]])
+    start, launch = spans.start_ns[first], spans.launch_ns[first]
+    busy = union(cover.compute, cover.comm, cover.copy)
+    waited = start - launch - BusyTime(busy).within(launch, start)
+    behind = (launch != NONE) & (waited >= AHEAD_NS)
+    if not behind.any():
+        return NEVER
+    return BusyTime(difference(union((timeline.recordings.start_ns[:1], start[behind].max()[None])), busy))
+
+
 ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, CoreWaiting], Activity]]] = {
     "computed": lambda timeline, cover, _: computing(timeline, cover),
     "waited_computing": lambda _, __, core: core.computing,
@@ -91,6 +119,7 @@ ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, CoreWaiting], A
     "messaged": lambda timeline, cover, _: messaging(timeline, cover),
     "copied": lambda _, cover, __: copying(cover),
     "waited_idling": lambda _, __, core: core.idling,
+    "unrecorded": lambda timeline, cover, _: before_recorded_work(timeline, cover),
 }
 """When a rank did what each field of `Did` is about."""
 

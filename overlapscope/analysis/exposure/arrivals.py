@@ -13,6 +13,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.run import Run
 
@@ -31,6 +32,9 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     after `arrived_ns`: a member that ends later than another had not waited for longer."""
     start_wait_ns: Ints
     """What of the wait the spread of the recordings' starts explains; 0 for nothing."""
+    unseen_ns: Ints
+    """When the last member came, though it was not recorded, as the call's own tasks show: at the earliest; NONE where
+    the last one was recorded, or nothing shows that it was not."""
 
 
 def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
@@ -48,7 +52,7 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
-    began = _began(cross_rank)
+    began, unseen = _began(cross_rank), waited_for_unseen(run, cross_rank.splits)
     start_waits: dict[int, list[tuple[Ints, Ints]]] = {}
     for split in (*cross_rank.splits, *cross_rank.uneven):
         if split.start_wait_ns is not None:
@@ -56,7 +60,14 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
                 start_waits.setdefault(rank, []).append((rows, waits))
     return {
         rank: _of_rank(
-            run, index, clocks, rank, by_clocks.get(rank, ()), began.get(rank, ()), start_waits.get(rank, ())
+            run,
+            index,
+            clocks,
+            rank,
+            by_clocks.get(rank, ()),
+            began.get(rank, ()),
+            start_waits.get(rank, ()),
+            unseen.get(rank),
         )
         for rank in run.ranks
     }
@@ -96,7 +107,7 @@ def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int],
 
 def _of_rank(
     run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]],
-    began: Sequence[tuple[Ints, Ints]], start_waits: Sequence[tuple[Ints, Ints]],
+    began: Sequence[tuple[Ints, Ints]], start_waits: Sequence[tuple[Ints, Ints]], unseen: tuple[Ints, Ints] | None,
 ) -> Arrivals:  # fmt: skip
     """Return the arrivals of one rank.
 
@@ -125,7 +136,13 @@ def _of_rank(
     start_wait = np.zeros(call.size, np.int64)
     for own, waits in start_waits:
         start_wait[own] = waits
-    return Arrivals(arrived_ns=arrived, last=last, call=number, began_ns=latest, start_wait_ns=start_wait)
+    unseen_ns = np.full(call.size, NONE, np.int64)
+    if unseen is not None:
+        own, waited_ns = unseen
+        unseen_ns[own] = start_ns[own] + waited_ns
+    return Arrivals(
+        arrived_ns=arrived, last=last, call=number, began_ns=latest, start_wait_ns=start_wait, unseen_ns=unseen_ns
+    )
 
 
 def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Floats:

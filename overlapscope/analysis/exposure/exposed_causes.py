@@ -54,11 +54,13 @@ from overlapscope.timeline.intervals import (
     WindowSets,
     difference,
     intersection,
+    length,
     union,
 )
 from overlapscope.timeline.run import RankTimeline, Run
 
 LATE_END: Final = "late_end"
+UNSEEN: Final = "peer_unrecorded"
 GAPS: Final = "behind_compute"
 DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
@@ -72,6 +74,8 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
     busy: Mapping[str, BusyTime]
     exposed_ns: Ints
     """Exposed nanoseconds that each row of the rank's `Collectives` owns, without `start_of_recording`."""
+    unsplit_ns: Mapping[str, int]
+    """Nanoseconds of each cause, of the whole recording, in calls that are not split into wait and transfer."""
     exposed_unknown: BusyTime
     """Exposed communication whose wait time is not known."""
     hidden_wait: BusyTime
@@ -173,9 +177,7 @@ def _causes_of(
     for rank, its in waits.items():
         windows = its.query.windows
         did = Did(**{name: each[rank] for name, each in found.items()})
-        longer[rank] = longer_than_waiting(
-            its, divided(windows.ends - windows.starts, did, its.accounted), did.messaged
-        )
+        longer[rank] = longer_than_waiting(its, divided(windows.ends - windows.starts, did, its.accounted), did)
     longer = without_put_off_work(longer, waits, run, coverage, parts, clocks)
     for rank, its in waits.items():
         waited = by_what_the_last_did_longer(its, longer[rank])
@@ -191,7 +193,8 @@ def _of_rank(
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
     # Between kernels that follow each other without the call nobody is waited for.
     gaps = (own.by_graph or {}).get(GAPS, EMPTY)
-    for cause, found in (*waited.items(), (START, waits.at_start), (LATE_END, waits.ended_late)):
+    others = ((START, waits.at_start), (LATE_END, waits.ended_late), (UNSEEN, waits.for_unseen))
+    for cause, found in (*waited.items(), *others):
         parts[cause].append(difference(found, gaps))
         parts[GAPS].append(intersection(found, gaps))
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
@@ -210,7 +213,9 @@ def _of_rank(
     by_cause = {cause: difference(union(*found), before) for cause, found in parts.items()}
     by_cause[START] = union(by_cause[START], before)
     known = difference(exposed, by_cause[START])
+    unsplit = {cause: length(intersection(found, unknown)) for cause, found in by_cause.items()}
     return Causes(
+        unsplit_ns={cause: ns for cause, ns in unsplit.items() if ns},
         busy={cause: BusyTime(found) for cause, found in by_cause.items()},
         exposed_ns=_by_row(timeline, own_comm, known),
         exposed_unknown=BusyTime(intersection(unknown, known)),

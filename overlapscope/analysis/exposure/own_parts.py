@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.cause_table import SAMPLED
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting
 from overlapscope.analysis.exposure.last_met import at_end_ns, computed_on
 from overlapscope.analysis.exposure.owned_comm import OwnedComm, of_rows, own_communication
@@ -35,14 +36,16 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_seen: Flags
     """Whether the optimizer of its step was recorded; without it, `depends` is not known, but of serial calls."""
     before_optimizer: Flags
-    """Whether the optimizer, and nothing else, follows in its step (`Following.before_optimizer`)."""
+    """Whether the optimizer, and nothing else before that has ended, follows in its step
+    (`Following.before_optimizer`)."""
     last_begun_ns: Ints
-    """When the last compute of its step other than the optimizer's began; NONE without any. Before it, what some
-    compute waits for is not for the optimizer alone, though a call in flight ends later: another call may have held it.
-    """
+    """When the last compute of its step other than the optimizer's began, before the optimizer ended; NONE without any.
+    Before it, what some compute waits for is not for the optimizer alone, though a call in flight ends later: another
+    call may have held it."""
     depends: Flags
-    """Whether other compute than the optimizer's follows in its step; where that has nothing left, whether compute of
-    a later step waits for the call: as it follows on its stream, or begins at its end."""
+    """Whether other compute than the optimizer's follows in its step, and not behind the optimizer; where that has
+    nothing left, whether compute of a later step waits for the call: as it follows on its stream, or begins at its
+    end."""
     others_until_ns: Ints
     """Until when collectives of its group that began earlier were in flight, where no device queues them; else NONE."""
     serial: Flags
@@ -64,7 +67,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     launch = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
     # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
-    known = (launch != NONE) & (ready != NONE) & (causes.reason != "unexplained_waits")
+    known = (launch != NONE) & (ready != NONE) & (causes.reason not in (SAMPLED, "unexplained_waits"))
     step, after = of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
     serial, next_ns = _serial(timeline, own_comm), _next_compute_ns(timeline, own_comm)
     before_optimizer = after.before_optimizer(step, own_comm.start_ns, own_comm.end_ns)

@@ -45,6 +45,8 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed wait that the spread of the recordings' starts explains."""
     ended_late: Intervals
     """Exposed time between the begin of the last member and what is left for the transfer."""
+    for_unseen: Intervals
+    """Exposed wait for a last member that was not recorded; that of the first calls of a recording is `at_start`."""
     pieces: Intervals
     """The rest of the exposed wait."""
     asked: Ints
@@ -83,8 +85,14 @@ def peer_waits(
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
     transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
     of_pipeline = of_rows(messages_between_stages(timeline), own_comm, False) & (transfer == NONE)
-    last = np.where(of_pipeline, NONE, of_rows(arrived_last.last, own_comm, NONE))
+    unseen_ns = of_rows(arrived_last.unseen_ns, own_comm, NONE)
+    unseen = unseen_ns != NONE
+    last = np.where(of_pipeline | unseen, NONE, of_rows(arrived_last.last, own_comm, NONE))
     arrived = np.where(last != NONE, of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    arrived = np.where(unseen, unseen_ns, arrived)
+    # Why members came apart to the first call of a recording was before it.
+    at_start = unseen & of_rows(_first_calls(timeline), own_comm, False)
+    for_unseen = cut(own_comm, own_comm.start_ns, arrived)
     start_wait_ns = of_rows(arrived_last.start_wait_ns, own_comm, 0)
     met = np.minimum(own_comm.start_ns + start_wait_ns, arrived)
     began = of_rows(arrived_last.began_ns, own_comm, NONE)
@@ -108,8 +116,11 @@ def peer_waits(
         transfer=transfer,
         of_pipeline=of_pipeline,
         arrived=arrived,
-        at_start=intersection(only(cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
+        at_start=intersection(
+            union(only(cut(own_comm, own_comm.start_ns, met), last != NONE), only(for_unseen, at_start)), exposed
+        ),
         ended_late=intersection(only(cut(own_comm, came_last, arrived), last != NONE), exposed),
+        for_unseen=intersection(only(for_unseen, unseen & ~at_start), exposed),
         pieces=pieces,
         asked=asked,
         own=own_did,
@@ -119,6 +130,16 @@ def peer_waits(
         began_later=np.where(before.starts <= cover.first_ns, apart, 0),
         step_met=_met_before_step(timeline, cover, own_comm.row[held], last[held], members, meets),
     )
+
+
+def _first_calls(timeline: RankTimeline) -> Flags:
+    """Return which calls are the first of their group in a recording."""
+    calls = timeline.collectives
+    order = sort_order(calls.recording, calls.group, calls.start_ns)
+    recording, group = calls.recording[order], calls.group[order]
+    first = np.zeros(order.size, np.bool_)
+    first[order] = np.append(True, (np.diff(recording) != 0) | (np.diff(group) != 0))[: order.size]
+    return first
 
 
 def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints:
@@ -184,11 +205,13 @@ def _until_idle(cover: Coverage, since: Ints, until: Ints) -> Ints:
     return np.maximum(np.minimum(last, until), since)
 
 
-def longer_than_waiting(waits: PeerWaits, theirs: Ints, their_messages: Ints) -> Ints:
+def longer_than_waiting(waits: PeerWaits, theirs: Ints, did: Did) -> Ints:
     """Return what the rank that arrived last did longer than the waiting rank since they last met, in each window, in
-    ns: one row for each of `OF_LATE_RANK`; then how long it was not recorded yet, which is no idling; and how much
-    longer it was in messages between stages (`their_messages`), which is no part of what it communicated longer then:
-    while a pipeline drains, each stage waits for the one behind it, and comes to the next collective after it.
+    ns: one row for each of `OF_LATE_RANK`; then how long what it did was not recorded yet, which is no idling; and how
+    much longer it was in messages between stages, which is no part of what it communicated longer then: while a
+    pipeline drains, each stage waits for the one behind it, and comes to the next collective after it.
+
+    `theirs` is what that rank `did`, as `divided` returns it.
 
     The waiting rank may have been in a call, or have copied beside one, while the late rank had a gap between two
     kernels: only what it idled, communicated and copied less than the late rank idled is of that one's host.
@@ -197,9 +220,9 @@ def longer_than_waiting(waits: PeerWaits, theirs: Ints, their_messages: Ints) ->
     communicated, copied, idled = (OF_LATE_RANK.index(each) for each in ("peer_comm", "peer_copy", "peer_host"))
     more[idled] += np.minimum(more[communicated], 0) + np.minimum(more[copied], 0)
     longer: Ints = np.maximum(more, 0)
-    unrecorded = np.minimum(waits.began_later, longer[idled])
+    unrecorded = np.minimum(np.maximum(waits.began_later, did.unrecorded), longer[idled])
     longer[idled] -= unrecorded
-    messages = np.clip(their_messages - waits.own_messages, 0, longer[communicated])
+    messages = np.clip(did.messaged - waits.own_messages, 0, longer[communicated])
     longer[communicated] -= messages
     return np.concatenate([longer, unrecorded[None], messages[None]])
 

@@ -26,6 +26,8 @@ UNKNOWN_MEMBERS: Final = (
     "whether these ranks are all members of their groups is not recorded, so no path across ranks is known"
 )
 
+UNSEEN_MEMBERS: Final = "ranks that were not recorded came last to calls of these, so no path across ranks is known"
+
 
 class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
     """A window as recorded and as replayed without what no rule explains."""
@@ -164,7 +166,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     """Of a `host` link whose longest pause lay mostly in the mark of one step: its number."""
     op: str | None = None
-    """Operation that made this call, or that launched this span."""
+    """Operation that made this call, or that launched this span ..."""
+    in_op: bool = False
+    """... and of a `host` link, whether most of its time lay inside of that operation, before its launch."""
     span: int | None = None
     """Row of the span in the rank's `Spans`; None for a call."""
     late_end_ns: int = 0
@@ -246,6 +250,9 @@ class LongestLoss(msgspec.Struct, kw_only=True, frozen=True):
     chain: Chain
     late: LateBefore | None = None
     """Where it waited in a call for another rank, without a device: what that rank had done longer."""
+    left_out_ns: int = 0
+    """Length of the longest stretch that is left out, as it begins before what it waited for was recorded; 0 where none
+    is longer."""
 
 
 class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
@@ -320,7 +327,7 @@ def _lacks_members(run: Run, cross_rank: CrossRank) -> str | None:
         members = {*range(run.world_size or 0)} if groups else set()
     missing = members - run.ranks.keys()
     if not missing:
-        return None
+        return UNSEEN_MEMBERS if cross_rank.waited_for_unseen_ns else None
     count, of = len(missing), f"{len(members)} ranks of its groups"
     if run.world_size is not None and run.world_size > len(members):  # other groups lack more
         count, of = run.world_size - len(run.ranks), f"{run.world_size} ranks"

@@ -424,7 +424,7 @@ def longest_loss(
 ) -> LongestLoss | None:
     """Return the longest stretch of a rank's window in which it neither computed nor copied; None if there is none.
 
-    Stretches that begin before what they waited for was recorded are passed over where there are others.
+    Stretches that begin before what they waited for was recorded are left out where there are others.
     """
     lost = [each for part in graph.ranks if part.rank in windows for each in _lost(graph, part, *windows[part.rank])]
     origin_ns = min(int(graph.nodes.time_ns[part.starts()].min()) for part in graph.ranks if part.spans)
@@ -437,7 +437,8 @@ def longest_loss(
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
         first = first or loss
         if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
-            first = loss
+            left_out_ns = first.end_ns - first.start_ns if first is not loss else 0
+            first = msgspec.structs.replace(loss, left_out_ns=left_out_ns)
             break
     if first is None:
         return None

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.unseen_members import may_not_be_replayed
 from overlapscope.analysis.graph.answers import (
     HIDDEN_WAITS,
     REPLAY,
@@ -35,12 +36,14 @@ from overlapscope.timeline.intervals import BusyTime, Intervals, clip, differenc
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Run
 
+UNSEEN: Final = "unseen"
 WHY_NOT: Final = {
     REPLAY: "the replay of its dependency graph misses its steps by more than 0.1 %",
     UNKNOWN: "it does not show what more than 2 % of its launches, or of its critical path, waited for",
     HIDDEN_WAITS: "in more than a quarter of its long pauses the host may wait without a call that shows it",
+    UNSEEN: "its calls waited for ranks that were not recorded, and would wait for these in a replay, too",
 }
-"""Why the graph of a recording may not answer, by the test that fails."""
+"""Why the graph of a recording may not answer, by the test that fails, or as members are missing."""
 NO_HOST_EVENTS: Final = "no host events were recorded"
 NO_DEVICE: Final = "its ranks computed on CPUs"
 """Threads of CPU ranks share a link and slow each other, which lags of a graph cannot hold."""
@@ -189,8 +192,9 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         return NO_DEVICE
     if not all(each.has_host_events for each in ranks.values()):
         return NO_HOST_EVENTS
-    if (too_large := graph_too_large(run)) is not None:
-        return too_large
+    unseen = may_not_be_replayed(run, cross_rank.waited_for_unseen_ns)
+    if (why_not := WHY_NOT[UNSEEN] if unseen else graph_too_large(run)) is not None:
+        return why_not
     if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
         return "no collective that could be matched connects all of its ranks, so their clocks cannot be aligned"
     annotated = any(size(each.steps) for each in ranks.values())

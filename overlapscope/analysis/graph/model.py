@@ -122,6 +122,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     makes its streams wait for; None where the recording shows no such calls."""
     on_device: bool = True
     """False in a CPU run, whose spans are those of its host."""
+    silent_ns: int = 0
+    """For how long its host had called nothing when it made its first call, since its recording began."""
     early_launches: int = 0
     """Spans that begin before the call that launched them: the clock of the device is shifted."""
 

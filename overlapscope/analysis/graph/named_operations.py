@@ -1,6 +1,7 @@
-"""Name the computation in a chain of a CPU run by the operation in which most of it lay.
+"""Say in which operation most of a link of a chain lay.
 
-The compute spans of such a run are unions of operations, which have no common name.
+The compute spans of a CPU run are unions of operations, which have no common name: the operation is their name. Of the
+host of a device, work before a launch may lie before the operation that launches, or inside of it.
 """
 
 from collections.abc import Mapping
@@ -9,15 +10,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.graph.answers import Chain, Link
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import Graph, RankPart
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, operation_pieces
 from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import OPERATION
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
 
 
 def with_operations(chain: Chain, graph: Graph, ranks: Mapping[int, RankTimeline]) -> Chain:
-    """Return the chain with the name of an operation for each link that a CPU computed, where some were recorded."""
+    """Return the chain with the name of an operation for each link that a CPU computed, where some were recorded, and
+    with the links of hosts of which most lay inside of the operation that launched what followed."""
     parts = {part.rank: part for part in graph.ranks}
     computed = [each for each in chain.chain if each.kind == "compute" and each.span is not None]
     pieces = {}
@@ -35,7 +40,26 @@ def with_operations(chain: Chain, graph: Graph, ranks: Mapping[int, RankTimeline
         else each
         for each in chain.chain
     ]
-    return replace(chain, chain=found)
+    return replace(chain, chain=[_inside_operation(each, chain, graph, parts, ranks) for each in found])
+
+
+def _inside_operation(
+    link: Link, chain: Chain, graph: Graph, parts: Mapping[int, RankPart], ranks: Mapping[int, RankTimeline]
+) -> Link:
+    """Return a link, with `in_op` where its longest pause led to its operation, which had begun before half of it."""
+    part = parts.get(link.rank)
+    paused = link.kind == "host" and link.longest_ns >= SILENCE_NS and link.before == link.op is not None
+    if not paused or part is None or not part.on_device:
+        return link
+    timeline = ranks[link.rank]
+    shift = _shift(chain.origin_ns, graph, part, timeline)
+    begin_ns, end_ns = link.end_ns - link.longest_ns + shift, link.end_ns + shift
+    named = np.array([name == link.op for name in timeline.names], np.bool_)
+    try:
+        around = select_host_spans(timeline.host, (OPERATION,), named, [((begin_ns + end_ns) // 2, end_ns)])
+    except HostEventsError:  # as if none had been recorded
+        return link
+    return replace(link, in_op=around.start_ns.size > 0)
 
 
 def _shift(origin_ns: int, graph: Graph, part: RankPart, timeline: RankTimeline) -> int:

@@ -21,7 +21,15 @@ from overlapscope.analysis.graph.model import (
     RankPart,
     once_a_graph,
 )
-from overlapscope.analysis.graph.walk import BEFORE_RECORDING, HOST, PARTS, Path, parts_of, parts_of_rest
+from overlapscope.analysis.graph.walk import (
+    BEFORE_RECORDING,
+    HOST,
+    PARTS,
+    Path,
+    parts_of,
+    parts_of_rest,
+    until_first,
+)
 from overlapscope.timeline.columns import NONE, Codes, Columns, Flags, Ints, Small, make, take
 from overlapscope.timeline.rows import is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -70,9 +78,11 @@ def segments_of(graph: Graph, ranks: Mapping[int, RankTimeline], path: Path, las
             table.kind[edges[mine]],
         )
     first = rank[0]
+    unrecorded_ns, late_ns = until_first(graph, int(table.before[edges[0]]) if edges.size else last, path.start_ns)
+    begins = HOST if late_ns > unrecorded_ns else BEFORE_RECORDING
     pieces = make(
         Segments, 2 * edges.size + 2,
-        part=_between(BEFORE_RECORDING, parts_of(graph, edges), parts_of_rest(graph, node), HOST),
+        part=_between(begins, parts_of(graph, edges), parts_of_rest(graph, node), HOST),
         rank=_between(int(first), rank[:-1], rank[:-1], int(rank[-1])),
         row=_between(NONE, row, np.full(edges.size, NONE), NONE),
         name=_between(-1, name, np.full(edges.size, -1), -1),

@@ -30,10 +30,12 @@ from overlapscope.analysis.graph.scenarios import (
     Change,
     aligned_starts,
     changed_times,
+    devices_lag,
     own_chain_ends,
     own_chain_lengths,
 )
 from overlapscope.analysis.graph.self_test import causes_failed
+from overlapscope.analysis.graph.walk import begun_late_ns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.rows import is_one_of, sum_by, values_in
@@ -173,10 +175,13 @@ def with_work_of(graph: Graph, peer_of: Mapping[int, int], change: Change | None
     work = {rank: _Work.of(graph, parts[rank]) for rank in {*peer_of, *peer_of.values()}}
     if not all(work[rank].parts == work[peer].parts for rank, peer in peer_of.items()):
         return None
-    lag = change.lag_ns.copy()
+    lag, time = change.lag_ns.copy(), change.time_ns.copy()
+    late = {} if devices_lag(graph) else begun_late_ns(graph)
     for rank, peer in peer_of.items():
         _transplant(lag, change.lag_ns, work[rank], work[peer])
-    return replace(change, lag_ns=lag)
+        part = parts[rank]
+        time[part.first : part.first + part.nodes] -= late.get(rank, 0) - late.get(peer, 0)
+    return replace(change, lag_ns=lag, time_ns=time)
 
 
 def removal(

@@ -23,6 +23,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, scans_of
+from overlapscope.analysis.graph.walk import begun_late_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.rows import is_one_of
@@ -108,17 +109,24 @@ def aligned_starts(graph: Graph) -> Change:
     """Return a change in which the recordings of all ranks begin together: profilers start apart, jobs do not.
 
     A device that lags has work left from before its recording. Then devices begin together what was launched in it: a
-    host that is ahead begins to record earlier, and its device is no earlier for that.
+    host that is ahead begins to record earlier, and its device is no earlier for that. Else a host that had begun to
+    record, and called nothing yet when its peers did, is late by that (`begun_late_ns`).
     """
     time = graph.nodes.time_ns.copy()
     parts = [part for part in graph.ranks if part.nodes]
-    first = [int(time[part.first : part.first + part.nodes].min()) for part in parts]
+    late = begun_late_ns(graph)
+    first = [int(time[part.first : part.first + part.nodes].min()) - late.get(part.rank, 0) for part in parts]
     launched = [int(time[part.starts()][part.launched_by >= 0].min(initial=NEVER_BEGUN)) for part in parts]
-    if NEVER_BEGUN not in launched and any(_lags(graph, part) for part in parts):
+    if NEVER_BEGUN not in launched and devices_lag(graph):
         first = launched
     for part, begin in zip(parts, first, strict=True):
         time[part.first : part.first + part.nodes] -= begin - min(first)
     return replace(Change.none(graph), time_ns=time)
+
+
+def devices_lag(graph: Graph) -> bool:
+    """Return whether any device has work from before its recording that lasts for much of it."""
+    return any(_lags(graph, part) for part in graph.ranks if part.nodes)
 
 
 def _lags(graph: Graph, part: RankPart) -> bool:

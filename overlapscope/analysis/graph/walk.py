@@ -57,6 +57,10 @@ _PART: Final = np.array([
 ], np.int8)  # fmt: skip
 """Part of a path that the lag of each kind of edge is; waking after a synchronisation is time of the host."""
 
+LATE_NS: Final = 3_000_000
+LATER: Final = 10
+"""A host begins late that has called nothing for as long as a long pause and so many times as long as its peers. A
+choice."""
 _EARLY_BITS: Final = 50
 """Enough for the nanoseconds of thirteen days."""
 RULE: Final = (SYNC, POLL, HAND_OVER, ON_LANE, LAUNCH, EVENT, OCCUPANCY, OWN_CALL, TRANSFER)
@@ -83,6 +87,39 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @once_a_graph
+def begun_late_ns(graph: Graph) -> dict[int, int]:
+    """Return by rank for how much longer than their peers hosts had called nothing when their recordings had begun:
+    that is time of these hosts, and no time before their recordings.
+
+    Only where the peers' first calls come soon after these begin: else profilers may take long to start; and where the
+    first span of the device began as soon as it was launched: nothing of before was left to do.
+    """
+    silent = {part.rank: part.silent_ns for part in graph.ranks if part.calls}
+    usual_ns = int(np.median([*silent.values(), 0]))
+    return {
+        part.rank: part.silent_ns - usual_ns
+        for part in graph.ranks
+        if len(silent) > 1 and part.silent_ns >= LATE_NS + LATER * usual_ns and _begins_at_once(graph, part)
+    }
+
+
+def _begins_at_once(graph: Graph, part: RankPart) -> bool:
+    """Return whether the first span of a rank began as soon as it was launched."""
+    if not part.spans or part.launched_by[0] < 0:
+        return False
+    launched = graph.nodes.time_ns[part.returns()][part.launched_by[0]]
+    return bool(graph.nodes.time_ns[part.starts()][0] <= launched + NO_LAUNCH_BINDS_NS)
+
+
+def until_first(graph: Graph, node: int, since_ns: int) -> tuple[int, int]:
+    """Return how long before the first node of a chain, since a moment, is of before the recording, and how much of its
+    host."""
+    before_ns, part = max(int(graph.nodes.time_ns[node]) - since_ns, 0), graph.part_of(node)
+    late_ns = min(begun_late_ns(graph).get(part.rank, 0) if part else 0, before_ns)
+    return before_ns - late_ns, late_ns
+
+
+@once_a_graph
 def shown_binding(graph: Graph) -> Ints:
     """Return the edges that bound each node, as paths and chains show them: ties are decided by `RULE`."""
     return binding_edges(graph, tie_ns=OWN_NS)
@@ -106,7 +143,7 @@ def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = T
     part, lag, rest_part, rest = _divided(graph, edges, since_ns)
     sums = sum_by(part, lag, len(PARTS)) + sum_by(rest_part, rest, len(PARTS))
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
-    sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
+    sums[[BEFORE_RECORDING, HOST]] += until_first(graph, first, since_ns)
     return Path(
         start_ns=since_ns,
         end_ns=int(graph.nodes.time_ns[end]),
@@ -202,7 +239,6 @@ def parts_of(graph: Graph, edges: Ints) -> Small:
 def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:
     """Return the least and the most time of each part over all walks along tied edges."""
     tied = _tied_edges(graph, end, since_ns)
-    time = graph.nodes.time_ns
     found, number = np.unique(
         np.concatenate([graph.edges.before[tied], graph.edges.node[tied], [end]]), return_inverse=True
     )
@@ -210,7 +246,8 @@ def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, in
     weights = edge_parts(graph, tied, since_ns)
     ways = np.bincount(node, minlength=found.size)
     low = np.zeros((found.size, len(PARTS)), np.int64)
-    low[ways == 0, BEFORE_RECORDING] = np.maximum(time[found[ways == 0]] - since_ns, 0)
+    for row in np.flatnonzero(ways == 0).tolist():
+        low[row, [BEFORE_RECORDING, HOST]] = until_first(graph, int(found[row]), since_ns)
     high = low.copy()
     low[ways > 1], high[ways > 1] = _FAR, -_FAR
     # A chain of nodes to each of which one edge leads is one edge from its first node.

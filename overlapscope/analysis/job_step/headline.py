@@ -13,7 +13,13 @@ from overlapscope.analysis.cost.whole_cycles import causes_cut
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
 from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
-from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, recording_figures, step_figures
+from overlapscope.analysis.job_step.step_table import (
+    AlignedWindows,
+    RankWindows,
+    StepFigures,
+    recording_figures,
+    step_figures,
+)
 from overlapscope.analysis.per_rank.steps import complete_steps, of_the_same_ranks
 from overlapscope.timeline.columns import NONE, Flags, Ints
 
@@ -34,6 +40,9 @@ FEWEST_INTERVALS: Final = 3
 STEADY: Final = 1.1
 """... where the longest of their middle half is at most so many times the shortest: else a job has several paces, as
 where it slows down or only some steps communicate. A choice."""
+AGREE: Final = 0.02
+"""The ranks' own paces are one if they differ by at most this share of the slowest one. A choice: two recordings of
+unchanged code differ by as much."""
 NEXT_TO_NOTHING: Final = 0.01
 """Largest share of what a step communicates at most that is next to nothing. A choice: a loss summed over ranks is
 less, gradients are not."""
@@ -80,7 +89,7 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     pace_ns: int | None = None
     """How long after each other the job's steps begin, where that is shorter than these steps: steps of ranks overlap
     then, as one rank begins a step while another ends the one before. Null elsewhere, and where four steps that follow
-    each other were not recorded, or have no one pace."""
+    each other were not recorded, or have no one pace, as where one rank runs ahead of another ever more."""
     exposed_comm_ns: int | None = None
     """Null where no communication was recorded."""
     exposed_wait_ns: int | None = None
@@ -211,7 +220,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank, cut_short:
 
 def _pace_ns(table: StepFigures) -> int | None:
     """Return the median time between begins of steps that follow each other; None where it is about as long as these
-    same steps, where they have no one pace, or where that is not known."""
+    same steps, where they or the ranks have no one pace, or where that is not known."""
     windows, numbers = table.windows, [step for step, _ in table.steps]
     if windows is None:
         return None
@@ -219,10 +228,19 @@ def _pace_ns(table: StepFigures) -> int | None:
     between = np.diff(begin)
     follows = (np.diff(numbers) == 1) & (between > 0)
     between, steps_ns = between[follows], table.job.step_ns[:-1][follows]
-    if between.size < FEWEST_INTERVALS:
+    if between.size < FEWEST_INTERVALS or not _keep_one_pace(windows, follows):
         return None
     low, pace, high = np.percentile(between, (25, 50, 75)).tolist()
     return round(pace) if high <= STEADY * low and np.median(between / steps_ns) < SHORTER else None
+
+
+def _keep_one_pace(windows: AlignedWindows, follows: Flags) -> bool:
+    """Return whether the median times between begins of these steps agree, one of each rank: else one runs ahead of
+    another ever more, until it waits, and the begins of the job are its own."""
+    begin = windows.start_ns[:, :, 0]  # a step is one piece
+    known = (begin[:, 1:] != NONE) & (begin[:, :-1] != NONE) & follows
+    paces = np.array([np.median(own[there]) for own, there in zip(np.diff(begin), known, strict=True) if there.any()])
+    return bool(paces.size and paces.min() >= (1 - AGREE) * paces.max())
 
 
 def _causes_cut(ranks: Mapping[int, RankWindows]) -> list[int]:

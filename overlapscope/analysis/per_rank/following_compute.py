@@ -35,17 +35,24 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
     """Begin of its last compute other than the optimizer's, without the norms of gradients before it; NONE without."""
     last_of_optimizer_ns: Ints
     """Begin of the last compute of its optimizer; NONE where none was recorded."""
+    last_before_optimizer_ns: Ints
+    """As `last_start_ns`, of what began before that: an evaluation that follows the optimizer in the step waits for no
+    gradient, but for the optimizer."""
     start_ns: Ints
     """This column and the next ones have a row for each compute of a known step, by begin."""
     step: Ints
     optimizes: Flags
 
     def depends(self, steps: Ints, ends_ns: Ints) -> Flags:
-        """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it."""
-        return np.asarray(self._of_steps(self.last_start_ns, steps) >= ends_ns, np.bool_)
+        """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it: before
+        the last of the optimizer's, where that follows, too."""
+        optimizer_follows = self._of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
+        last_ns = np.where(optimizer_follows, self.last_begun_ns(steps), self._of_steps(self.last_start_ns, steps))
+        return np.asarray(last_ns >= ends_ns, np.bool_)
 
     def before_optimizer(self, steps: Ints, starts_ns: Ints, ends_ns: Ints) -> Flags:
-        """Return for each (step, begin and end of a collective) whether the optimizer follows in it, and nothing else.
+        """Return for each (step, begin and end of a collective) whether the optimizer follows in it, and nothing else
+        before that has ended.
 
         Not where the compute before the collective is the optimizer's, too: it exchanges what that has updated, as
         ZeRO's gather of parameters does, and the next forward waits for it.
@@ -56,8 +63,8 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(follows & ~self.depends(steps, ends_ns) & ~optimized, np.bool_)
 
     def last_begun_ns(self, steps: Ints) -> Ints:
-        """Return for each step when its last compute other than the optimizer's began; NONE without any."""
-        return self._of_steps(self.last_start_ns, steps)
+        """Return for each step when the last compute other than its optimizer's began before that; NONE without any."""
+        return self._of_steps(self.last_before_optimizer_ns, steps)
 
     def known(self, steps: Ints) -> Flags:
         """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
@@ -84,13 +91,20 @@ def following(timeline: RankTimeline) -> Following:
         return largest_by(np.searchsorted(numbers, spans.step[rows]), spans.start_ns[rows], numbers.size)
 
     clips, norms = (_of_ops(timeline, others, each) for each in (CLIP_OPS, NORM_OPS))
-    before_clips = last_start(others[~clips])
-    ends_with_norms = (before_clips != NONE) & (last_start(others[norms]) > before_clips)
-    last = np.where(ends_with_norms, before_clips, last_start(others))
+
+    def without_clips(chosen: Flags) -> Ints:
+        """Return when the last of these others began, without the norms of gradients that they end with."""
+        before_clips = last_start(others[chosen & ~clips])
+        ends_with_norms = (before_clips != NONE) & (last_start(others[chosen & norms]) > before_clips)
+        return np.where(ends_with_norms, before_clips, last_start(others[chosen]))
+
+    last_of_optimizer = last_start(computes[optimizes])
+    until = last_of_optimizer[np.searchsorted(numbers, spans.step[others])]
     return Following(
         number=numbers,
-        last_start_ns=last,
-        last_of_optimizer_ns=last_start(computes[optimizes]),
+        last_start_ns=without_clips(np.ones(others.size, np.bool_)),
+        last_of_optimizer_ns=last_of_optimizer,
+        last_before_optimizer_ns=without_clips(spans.start_ns[others] <= until),
         start_ns=spans.start_ns[computes],
         step=spans.step[computes],
         optimizes=optimizes,

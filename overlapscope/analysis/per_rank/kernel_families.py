@@ -11,7 +11,10 @@ COMPILED: Final = "compiled (Triton)"
 COPIES: Final = "copies and fills"
 OTHER: Final = "other kernels"
 FAMILIES: Final = {
-    "attention": re.compile(r"flash|fmha|attention|attn", re.IGNORECASE),
+    "attention": re.compile(
+        r"flash|fmha|attention|attn|(?:^|\W)_?bwd_(?:kernel_(?:dk_?dv(?:dq)?|dq|fuse)|preprocess)(?![a-z\d])",
+        re.IGNORECASE,
+    ),
     COMPILED: re.compile(r"(?:^|_)triton_"),
     "optimizer": re.compile(r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb)", re.IGNORECASE),
     "matrix products": re.compile(
@@ -29,7 +32,9 @@ FAMILIES: Final = {
 }
 """Families of kernels with names of theirs, in the order in which they are tried: a copy is also elementwise, attention
 also a product. Names of PyTorch (ATen, Inductor), cuBLAS, cuDNN, CUTLASS, FlashAttention, hipBLASLt and MIOpen, as in
-recordings; what no name says is `OTHER`. `optimizer` holds the norms of gradients."""
+recordings; `bwd_...` of attention in Triton, as AOTriton (github.com/ROCm/aotriton, tritonsrc/flash.py), which PyTorch
+calls on AMD, AITER and ROCm's FlashAttention (flash_attn_triton_amd) name it; what no name says
+is `OTHER`. `optimizer` holds the norms of gradients."""
 NOT_AN_UPDATE: Final = re.compile(r"norm|BinaryOpScalarTensor|non_finite|Copy|Zero", re.IGNORECASE)
 """In names of `foreach` kernels that prepare gradients (clipping by norm, scaling, casts, zeros) and update nothing:
 where a kernel has no launch of its own, only its name says so. An optimizer that multiplies by tensors takes longer."""

@@ -30,6 +30,8 @@ class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
     window: tuple[int, int] | None
     complete: bool
     """False when the recording began after the step began, or ended before the last span that the step launched."""
+    begun_ns: int | None = None
+    """When its host began it, by its mark; None where the mark is the window."""
 
 
 def step_windows(timeline: RankTimeline) -> list[StepWindow]:
@@ -139,6 +141,7 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
             and _is_complete(
                 timeline.recordings, recording, int(steps.start_ns[row]), int(steps.end_ns[row]), int(last[at])
             ),
+            begun_ns=int(steps.start_ns[row]),
         )
 
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import host_of_ranks
+from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.wait_transfer import RankWait, Split, leads
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -30,8 +31,10 @@ from overlapscope.analysis.stragglers.late_range import late_range
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.one_event import DOMINATES, one_event, without_step
 from overlapscope.analysis.stragglers.onset import onset
+from overlapscope.analysis.stragglers.own_pauses import own_pauses
 from overlapscope.analysis.stragglers.own_reason import MUCH, OF_COMPUTE, computes_longer, is_its_own, late_alike
-from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause
+from overlapscope.analysis.stragglers.shared_cores import HostTimes
+from overlapscope.analysis.stragglers.straggler_cause import MOST, compared_peers, find_straggler_cause
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals
@@ -94,6 +97,17 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
         return f", in at least {late} of {steps} steps" if 0 < late < steps else ""
 
     @property
+    def paused(self) -> str:
+        """Words to follow others: at which place its host pauses again and again, how often, and for how long. Empty if
+        that is not known."""
+        first, last = map(short, self.evidence.get("paused_between", ("", "")))
+        if not first and not last:
+            return ""
+        where = f"between {first} and {last}" if first and last else f"after {first}" if first else f"before {last}"
+        least, most = (f"{ns / 1e6:.1f}" for ns in self.evidence["pauses_ns"])
+        return f"{where}, {self.evidence['pauses']} times, for {least} to {most} ms"
+
+    @property
     def since(self) -> str:
         """Words to follow others: since which step a device computes longer than its peers. Empty if it always did, or
         that is not known."""
@@ -117,6 +131,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True):
     """When hosts of CPU runs paused inside operations, for whatever reason, as far as that is known."""
     operation_ns: Mapping[int, Mapping[str, int]] = {}
     """How long hosts of CPU runs computed in the operations of each name, as far as that is known."""
+    hosts: Mapping[int, HostTimes] = {}
+    """What the hosts of devices did, as far as that is known."""
     left_out: frozenset[int] = frozenset()
     """Ranks that are late together with the one that is looked at. Who has the most blame of those that are left has it
     by the choice of who is left out: that alone allows no larger probability."""
@@ -222,18 +238,43 @@ def _judged(ranks: Compared, every: _AllLate, rank: int, named: int | None) -> S
     theirs = arrivals[rank]
     if cause is None or (cause == "unknown" and not every.whole.issuperset(each.met.ranks for each in theirs)):
         return None  # the unknown cause may be a member that was not recorded
+    if cause == "unknown" and _left_late(ranks, theirs):
+        return None  # it was woken late there, or its link is slow
     alone = every.blamed_ns[rank] >= DOMINATES * sum(every.blamed_ns.values()) and not ranks.left_out
     alike = alone and late_alike(theirs, cause, ranks.run, ranks.coverage)
-    certain = is_its_own(cause, theirs, ranks.run)
+    of_host = own_pauses(rank, compared_peers(theirs), ranks.run, ranks.hosts, blame_ns) if cause == "host" else {}
+    certain = bool(of_host) or is_its_own(cause, theirs, ranks.run)
     allowed = np.inf if certain else ALIKE if alike else ALONE if alone else CHANCE
     if chance * every.could > allowed and not _lasts(ranks, cause, theirs):
         return None
     cause, more = _explained(ranks, cause, evidence, theirs, blame_ns)
     calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
-    known = {"calls": calls, "chance": chance, "alike": alike, **_steps(theirs, arrivals), **evidence, **more}
+    known = {
+        "calls": calls,
+        "chance": chance,
+        "alike": alike,
+        **_steps(theirs, arrivals),
+        **evidence,
+        **of_host,
+        **more,
+    }
     return Straggler(
         rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host_of_ranks(ranks.run).get(rank)
     )
+
+
+def _left_late(ranks: Compared, theirs: Sequence[LateArrivals]) -> bool:
+    """Return whether a rank without a device was late mostly as it had left the calls before later than its peers."""
+    if ranks.run.ranks[theirs[0].rank].has_device:
+        return False
+    explained, leads = 0.0, 0.0
+    for each in theirs:
+        left = ranks.clocks.rows(each.met.ranks, each.met.begin_ns)
+        own = each.met.ranks.index(each.rank)
+        later = left[own] - np.delete(left, own, axis=0).max(axis=0)
+        explained += float(np.clip(later, 0, each.lead_ns).sum())
+        leads += float(each.lead_ns.sum())
+    return explained > MOST * leads
 
 
 def _cause(ranks: Compared, theirs: Sequence[LateArrivals]) -> tuple[str | None, dict[str, Any]]:

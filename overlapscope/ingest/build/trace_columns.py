@@ -151,19 +151,34 @@ def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str
     """Return a part with codes of the common tables of names and lanes, to which its own are added."""
     name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
     lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
-    no_lane = np.append(lane, NONE)
-    syncs = part.syncs
+    moved = with_lanes(part, part.lanes, lane)
     ranges: dict[str, Any] = {
-        table: replace(old, lane=lane[old.lane], name=name[old.name])
-        for table, old in (("host", part.host), ("device_notes", part.device_notes))
+        table: replace(old, name=name[old.name])
+        for table, old in (("host", moved.host), ("device_notes", moved.device_notes))
     }
     return replace(
-        part,
+        moved,
         device_name=name[part.device_name],
         launch_name=name[part.launch_name],
-        device_lane=lane[part.device_lane],
-        launch_lane=lane[part.launch_lane],
-        host_rest=replace(part.host_rest, lane=lane[part.host_rest.lane], name=name[part.host_rest.name]),
+        host_rest=replace(moved.host_rest, name=name[part.host_rest.name]),
+        **ranges,
+    )
+
+
+def with_lanes(columns: TraceColumns, lanes: list[tuple[str, str]], lane: Ints) -> TraceColumns:
+    """Return the columns with these `lanes`; `lane[old]` is the new code of each lane that they use."""
+    no_lane = np.append(lane, NONE)
+    syncs = columns.syncs
+    ranges: dict[str, Any] = {
+        table: replace(old, lane=lane[old.lane])
+        for table, old in (("host", columns.host), ("device_notes", columns.device_notes))
+    }
+    return replace(
+        columns,
+        lanes=lanes,
+        device_lane=lane[columns.device_lane],
+        launch_lane=lane[columns.launch_lane],
+        host_rest=replace(columns.host_rest, lane=lane[columns.host_rest.lane]),
         syncs=replace(
             syncs,
             lane=no_lane[np.where(syncs.lane == NONE, -1, syncs.lane)],

@@ -8,6 +8,7 @@ from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import (
+    columns_text,
     drained_text,
     evidence_text,
     in_flight_text,
@@ -16,6 +17,7 @@ from overlapscope.report.text.cross_rank import (
     late_together_text,
     matched_text,
     straggler_sentences,
+    unseen_text,
     wait_head,
     wait_rows,
 )
@@ -38,7 +40,8 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
             if skew.in_turn
             else "No straggler: no rank delayed the others more than chance explains."
         )
-    sentences += [*late_end_text(skew), *matched_text(skew, lacks=lacks_members(analysis))]
+    sentences += [*late_end_text(skew), *(" ".join(each.split()) for each in unseen_text(skew))]
+    sentences += matched_text(skew, lacks=lacks_members(analysis), known=bool(analysis.run.missing_ranks))
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")
@@ -61,14 +64,15 @@ def straggler_table(analysis: Analysis) -> Table:
 
 
 def wait_table(analysis: Analysis) -> Table:
-    """Return the wait time of each rank, the rank with the most blame first."""
+    """Return the wait time of each rank, the one that others waited longest for first."""
     lacks = lacks_members(analysis)
     rows = wait_rows(analysis.skew, lacks=lacks)
-    note = "Whole recording."
-    if any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks):
-        note += " Some group members were not recorded: a rank may have delayed others less, and waited longer."
+    note = columns_text(analysis)
+    if not lacks and any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks):
+        were = "were not recorded" if analysis.run.missing_ranks else "were perhaps not recorded"
+        note += f" Some group members {were}: a rank may have delayed others less, and waited longer."
     if len(rows) > MAX_RANKS:
-        note += f" {count(len(rows) - MAX_RANKS, 'more rank')} with less blame: overlapscope analyze --all"
+        note += f" {count(len(rows) - MAX_RANKS, 'more rank')} for which others waited less: overlapscope analyze --all"
     return Table(head=wait_head(lacks=lacks), rows=tuple(rows[:MAX_RANKS]), note=note)
 
 

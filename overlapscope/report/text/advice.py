@@ -9,6 +9,8 @@ from overlapscope.analysis.result import PublishedEffect, Recommendation, ShownB
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, count, ms, one_row
 from overlapscope.report.text.throughput import cost_text
 
+MOST_BRIEF: Final = 3
+"""Recommendations below an analysis."""
 MOST_LINKS: Final = 5
 MOST_LETTERS: Final = 40
 LINKS: Final = {
@@ -18,6 +20,8 @@ LINKS: Final = {
     "arrive": "arrival of", "transfer": "transfer of",
 }  # fmt: skip
 """Words for the kinds of links of a chain."""
+REPLAY_CAPPED: Final = "a replay with pauses of at most 3 ms is"
+"""Of a gain in which shorter pauses of hosts stay: without these, too, it may be larger."""
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str], bound: str = "") -> str:
@@ -84,7 +88,7 @@ def _whole(gain: float) -> str:
     return f"{gain * 100:+.0f} %"
 
 
-def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> str:
+def render_brief(recommendations: Sequence[Recommendation], most: int = MOST_BRIEF) -> str:
     """Return the first `most` recommendations, one line each with the gain; empty without any."""
     if not recommendations:
         return ""
@@ -108,15 +112,19 @@ def gain(each: Recommendation) -> str:
         return _gain_of_look(each.predicted_gain_ns, each.gain_low_ns or 0, each.gain_high_ns or 0, each.per)
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
-    if each.gain_high_ns is None:
-        return ""
+    return "" if each.gain_high_ns is None else _gain_of_bound(each, ms(each.gain_high_ns))
+
+
+def _gain_of_bound(each: Recommendation, most: str) -> str:
+    if "pauses_capped_ns" in each.evidence:
+        return f"{REPLAY_CAPPED} {most} ms a {each.per} shorter"
     if each.bound_from == "loss":
-        return f"costs {ms(each.gain_high_ns)} ms a {each.per}"
+        return f"costs {most} ms a {each.per}"
     if each.bound_from == "replay":
         costs = each.loss_ns is not None and each.loss_ns != each.gain_high_ns
         lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
-        return f"{lost}a replay without it is {ms(each.gain_high_ns)} ms {'' if costs else f'a {each.per} '}shorter"
-    return f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
+        return f"{lost}a replay without it is {most} ms {'' if costs else f'a {each.per} '}shorter"
+    return f"saves at most {most} ms a {each.per}"
 
 
 def _gain_of_look(middle_ns: float, low_ns: float, high_ns: float, per: str) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from overlapscope.analysis.common.cause_table import (
     NO_CAUSES,
+    SAMPLED,
     START_OF_RECORDING,
     WITHOUT_HOST,
     idle_label,
@@ -15,7 +16,7 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate, left_out
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, StepOfJob, few_communicate, left_out
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
@@ -89,6 +90,12 @@ OWN_WITHIN = 0.002
 """A share that is further from that of the times beside it needs a word: it is a median itself."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
+LOSES_MUCH = 0.1
+"""The mean step stands first where it loses at least this share, and ..."""
+SEVERAL = 3
+"""... at least so many times the share that the median step does, and ..."""
+FEWEST_LOSSY = 2
+"""... so many steps, besides the first, lose more than the mean one: a single pause is an outlier. Choices."""
 LEAST_APART = 0.01
 WIDE = 5
 """Ends of an interval that differ more say how much it is at most, and nothing else. A choice."""
@@ -214,9 +221,10 @@ def sentence(analysis: Analysis) -> str:
     else:
         first = (
             f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
-            f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
+            f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute{_copies(head)}."
         )
-    lines, over = [first], headline_basis(head)
+    mean = "" if few is not None else _mean_text(analysis)
+    lines, over = [mean, f"In the median {first[0].lower()}{first[1:]}"] if mean else [first], headline_basis(head)
     most = _most_exposed(analysis) if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1 else ""
     if most:
         lines.append(f"{over}; {most}.")
@@ -230,7 +238,87 @@ def sentence(analysis: Analysis) -> str:
             f"{few.communicate} of {few.steps} steps communicate and take {ms(few.communicating_ns)} ms, the others "
             f"{ms(few.quiet_ns)} ms; in the mean {more}."
         )
-    return "\n".join([*lines, *_left_out(analysis), *_cut_text(head), *_outside(analysis), *_lacking(analysis)])
+    lines += [*_left_out(analysis), *_cut_text(head), *_outside(analysis), *_lacking(analysis)]
+    return "\n".join([*lines, *_repeated(analysis), *_sampled(analysis)])
+
+
+def _copies(head: Headline) -> str:
+    """Return what copies alone take of a step, where that is more than the losses that else stand first."""
+    copied_ns, others = head.copy_only_ns or 0, (head.exposed_comm_ns or 0, head.idle_ns or 0)
+    worth = copied_ns > max(others) and copied_ns >= throughput_text.WORTH_COPIES * (head.step_ns or 0)
+    return f"; memcpy alone takes {ms(copied_ns)} ms" if worth else ""
+
+
+def _mean_text(analysis: Analysis) -> str:
+    """Return a sentence on the mean step, where the median one misleads: where steps of the ranks overlap, and where
+    some steps lose much and the median one has next to nothing of it; else nothing."""
+    head, cost = analysis.headline, analysis.throughput
+    if (mean_ns := _overlapping_ns(analysis)) is not None:
+        share = cost.exposed_fraction if cost else None
+        takes = f"a step takes {ms(mean_ns)} ms"
+        if share is not None:
+            takes = f"{_of_mean(share * mean_ns, mean_ns)} is exposed communication ({percent(share)})"
+        return f"In the mean {takes}: steps of the ranks overlap."
+    steps = [each for each in head.job_steps if cost is None or each.step not in cost.cut_short]
+    lossy = _lossy_steps(head, steps)
+    if lossy < FEWEST_LOSSY:
+        return ""
+    step_ns, exposed_ns, idle_ns = (
+        fmean(getattr(each, name) for each in steps) for name in ("step_ns", "exposed_comm_ns", "idle_ns")
+    )
+    return (
+        f"In the mean {_of_mean(exposed_ns, step_ns)} is exposed communication ({percent(exposed_ns / step_ns)}) and "
+        f"{ms(idle_ns)} ms idle, most of it in {lossy} of {count(len(steps), 'step')}."
+    )
+
+
+def _overlapping_ns(analysis: Analysis) -> float | None:
+    """Return what a step takes in the mean, where those of the job overlap by much and have no pace; else None."""
+    head = analysis.headline
+    mean_ns = overlapping_ns(analysis) if head.pace_ns is None else None
+    return mean_ns if mean_ns is not None and mean_ns <= (1 - LACKS) * (head.step_ns or 0) else None
+
+
+def _of_mean(ns: float, step_ns: float) -> str:
+    return f"{ms(ns)} ms of a {ms(step_ns)} ms step"
+
+
+def _lossy_steps(head: Headline, steps: Sequence[StepOfJob]) -> int:
+    """Return how many steps lose more than the mean one, where the median step loses next to nothing beside that.
+
+    It is so even without the first step, which may lose what a job loses once.
+    """
+    later = steps[1:]
+    if head.window != "step" or head.exposed_comm_ns is None or not later or not head.step_ns:
+        return 0
+    lost = [each.exposed_comm_ns + each.idle_ns for each in later]
+    share = sum(lost) / max(sum(each.step_ns for each in later), 1)
+    usual = (head.exposed_comm_ns + (head.idle_ns or 0)) / head.step_ns
+    if share < max(SEVERAL * usual, LOSES_MUCH) or sum(ns > fmean(lost) for ns in lost) < FEWEST_LOSSY:
+        return 0
+    return sum(each.exposed_comm_ns + each.idle_ns > fmean(lost) for each in steps)
+
+
+def _repeated(analysis: Analysis) -> Iterator[str]:
+    """Yield what the part of a recording without marks of steps loses that repeats, where start-up is most of it."""
+    part = analysis.throughput.repeated if analysis.throughput else None
+    if part is not None:
+        yield fill(
+            f"No step is marked, and the first {ms(part.before_ns)} ms are start-up: the {ms(part.window_ns)} ms after "
+            f"it repeat the same step {part.cycles} times, and {ms(part.exposed_comm_ns)} ms of them are exposed "
+            f"communication, {ms(part.idle_ns)} ms idle.",
+            MAX_WIDTH,
+        )
+
+
+def _sampled(analysis: Analysis) -> Iterator[str]:
+    """Yield what the figures are worth where most events of ranks are missing."""
+    if ranks := [info.rank for info in analysis.ranks if info.no_causes_reason == SAMPLED]:
+        yield fill(
+            f"Most events of {rank_list(ranks)} are missing: the calls that are there expose at most so much, as "
+            "compute beside them may be missing, and when a device was idle is not known.",
+            MAX_WIDTH,
+        )
 
 
 def no_communication(analysis: Analysis) -> str:
@@ -248,12 +336,11 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
 
 
 def _cut_text(head: Headline) -> Iterator[str]:
-    """Yield which steps the causes are without, as they end with the recording; where the median is about as much
-    theirs, also how long the others take."""
+    """Yield which steps the causes are without, as no marked step follows them; where the median is
+    about as much theirs, also how long the others take."""
     if cut := head.causes_cut:
-        several = len(cut) > 1
-        which = f"Steps {list_some(cut)} end" if several else f"Step {cut[0]} ends"
-        lack = "they lack" if several else "it lacks"
+        which = f"step{'s' * (len(cut) > 1)} {list_some(cut)}"
+        lack = "they lack" if len(cut) > 1 else "it lacks"
         others = [each for each in head.job_steps if each.step not in cut]
         of = "the others"
         if others and len(others) <= len(cut):
@@ -261,7 +348,7 @@ def _cut_text(head: Headline) -> Iterator[str]:
             of = f"{which_take} {ms(median(each.step_ns for each in others))} ms"
             if head.exposed_comm_ns is not None:
                 of += f", {ms(median(each.exposed_comm_ns for each in others))} ms of it exposed"
-        yield f"{which} with the recording: {lack} what the next one begins with, and causes are of {of}."
+        yield f"No marked step follows {which}: {lack} what the next one begins with, and causes are of {of}."
 
 
 def _outside(analysis: Analysis) -> Iterator[str]:
@@ -363,21 +450,36 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
         return
     if head.pace_ns is not None:
         yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms."
-    elif (mean_ns := overlapping_ns(analysis)) is not None and mean_ns <= (1 - LACKS) * (head.step_ns or 0):
-        share = analysis.throughput.exposed_fraction if analysis.throughput else None
-        exposed = "" if share is None else f", {percent(share)} of it exposed"
-        yield f"Steps of the ranks overlap: in the mean one takes {ms(mean_ns)} ms of the recording{exposed}."
-    parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
+    parts = [(head.start_of_recording_ns or 0, f"before its first {_spans_of(analysis)} span"),
              (head.outside_ns or 0, "as ranks begin and end apart")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
         named = " and ".join(f"{ms(ns)} ms {words}" for ns, words in parts if ns)
-        apart_ns, step_ns = head.outside_ns or 0, head.step_ns or 0
+        step_ns, apart_ns = head.step_ns or 0, sum(ns for ns, _ in parts)
         own_ns, exposed_ns = step_ns - apart_ns, head.exposed_comm_ns or 0
         own = f"; of its own {ms(own_ns)} ms {percent(exposed_ns / max(own_ns, 1))} are exposed"
-        yield (
-            f"A rank's own window is shorter than the {head.window} of the job, by {named}"
-            f"{own if apart_ns >= APART * step_ns else ''}."
-        )
+        far = head.window == "recording" or apart_ns >= APART * step_ns
+        if far or _overlapping_ns(analysis) is None:  # else the first sentence says it, with what a step takes
+            yield f"A rank's own window is shorter than the {head.window} of the job, by {named}{own if far else ''}."
+
+
+def _spans_of(analysis: Analysis) -> str:
+    """Return whose spans windows are of."""
+    return "device" if analysis.run.has_device else "recorded"
+
+
+def _before_only_step(analysis: Analysis) -> list[str]:
+    """Return how long before its first kernel the only step of each rank began on its host, where that is much: that
+    time is in no window, as that of later steps is in the window of the step before."""
+    infos = [info for info in analysis.ranks if info.rank in analysis.headline.ranks]
+    only = bool(infos) and all(len(info.steps) == 1 for info in infos)
+    before_ns = [info.before_first_step_ns or 0 for info in infos]
+    longest_ns = max(before_ns, default=0)
+    if analysis.headline.window != "step" or not only or longest_ns < LACKS * (analysis.headline.step_ns or 0):
+        return []
+    up_to = "up to " * (min(before_ns) < longest_ns)
+    return [
+        f"The host began the step {up_to}{ms(longest_ns)} ms before its first kernel: that time is in no figure of it."
+    ]
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:
@@ -407,6 +509,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         notes.append("* recorded in part")
     if len(timed) > 1 and not all_rows and any(len(rank.steps) > 1 for rank in timed):
         notes.append("Medians of each column: they need not add up to the window, which is the rank's own.")
+    notes += _before_only_step(analysis)
     head = ["ms", *(each.label for each in COLUMNS)]
     return "\n".join([*aligned([head, *rows]), *notes])
 
@@ -444,6 +547,8 @@ def idle_text(analysis: Analysis) -> str:
     there = set(head.ranks)
     why = {NO_CAUSES[info.no_causes_reason] for info in analysis.ranks if info.rank in there and info.no_causes_reason}
     because = f"unknown because {' or '.join(sorted(why))}" if why else ""
+    if any(info.no_causes_reason == SAMPLED for info in analysis.ranks if info.rank in there):
+        return f"Idle at most {ms(head.idle_ns)} ms a {head.window}: what ran then is {because}."
     if why and {*head.idle_causes} == {"unknown"}:
         return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
     ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
@@ -530,7 +635,7 @@ def _share_of_idle(analysis: Analysis, cause: str | None, ns: int) -> str:
     head, cost = analysis.headline, analysis.throughput
     share, begin_ns = ns / (head.idle_ns or 1), head.idle_causes.get(START_OF_RECORDING, 0)
     without = cause == START_OF_RECORDING or share < WORTH_HOURS or left_out(head)
-    if cost is None or cost.idle_gpu_hours_a_day is None or without:
+    if cost is None or cost.idle_gpu_hours_a_day is None or cost.repeated is not None or without:
         return percent(share)
     of_hours = ns / ((head.idle_ns or 1) - begin_ns)
     price = None if cost.idle_price_a_day is None else of_hours * cost.idle_price_a_day
@@ -609,12 +714,11 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     lines = [f"{SEVERITY_MARKS[each.severity]} {one_row(each.title)}" for each in shown]
     if len(shown) < len(others):
         lines.append(f"{len(others) - len(shown)} more findings: --all")
-    # What calls take longer than their like stands below the causes.
-    kinds = sorted(
-        {finding_kind(each.id) for each in shown} | {LONGER_THAN_LIKE} & {each.id for each in analysis.findings}
-    )
+    # What calls take longer than their like stands below the causes; pages of recommendations are named below them.
+    kinds = {finding_kind(each.id) for each in shown} | {LONGER_THAN_LIKE} & {each.id for each in analysis.findings}
+    kinds -= {each.id for each in analysis.recommendations[: advice_text.MOST_BRIEF]}
     if kinds:
-        lines.append(f"What to do: {EXPLAIN} {' '.join(kinds)}")
+        lines.append(f"What to do: {EXPLAIN} {' '.join(sorted(kinds))}")
     return "\n".join(lines)
 
 

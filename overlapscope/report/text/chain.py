@@ -252,9 +252,10 @@ def link_words(each: Link, *, brief: bool = False) -> str:
             pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
             words = f"host: {calls} until {last}, longest pause {pause}"
         elif each.longest_ns >= PAUSE_NS:
-            words = f"host: until {last}"
+            words = f"host: in {last}, before its launch" if each.in_op else f"host: until {last}"
         if each.during:
-            words = f"host: in {_named(each.during, None, brief=brief)}, before {last}"
+            until = f"in {last}, before its launch" if each.in_op else f"before {last}"
+            words = f"host: in {_named(each.during, None, brief=brief)}, {until}"
     if each.late_end_ns >= max(WORTH_A_WORD * (each.end_ns - each.start_ns), 1):
         words += f", {ms(each.late_end_ns)} ms of it after the call had ended on another rank"
     if not each.unexplained_ns:

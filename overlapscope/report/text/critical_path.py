@@ -194,6 +194,8 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         lines.append(f"  The {ms(before_ns)} ms before the last links: {more} --links {MORE_LINKS}")
     if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
         lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
+    if loss.left_out_ns:
+        lines.append(f"  One of {ms(loss.left_out_ns)} ms is left out: it waited for what began before the recording.")
     if loss.late is not None and loss.late.later_ns >= WORTH_LATE * lost_ns:
         lines.append(f"  {_late_words(loss.late, loss.rank)}")
     return "\n".join(lines)

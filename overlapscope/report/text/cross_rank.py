@@ -5,7 +5,7 @@ from statistics import median
 from textwrap import fill, shorten
 from typing import Any, Final
 
-from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import first_and_count, rank_list, short
 from overlapscope.analysis.cross_rank.wait_transfer import late_from_ns
 from overlapscope.analysis.result import Analysis, Skew, SkewRank
@@ -16,17 +16,24 @@ from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.operations import POINT_TO_POINT
 
 MAX_ROWS: Final = 4
+"""Ranks in the table; of more than these one less, and how many are left out."""
+PAIR: Final = 2
+"""Of two ranks only one waits for the other: there is no mean over several."""
 MAX_REASONS: Final = 3
 LONGEST_REASON: Final = 480
 """Characters: four lines."""
 CLOCK_SHOWS_NS: Final = 100_000
 """A clock offset above this gets a line: without its correction, another rank may seem to come last."""
-SHARE_HEAD: Final = "of collective time"
-DELAY_HEAD: Final = "each other rank waited for it ms"
-"""Each other rank waited at least so long: the sum of the waits is more."""
-WAIT_HEAD: Final = ("wait time, whole recording", "waited ms", SHARE_HEAD, DELAY_HEAD, "late arrivals")
-HEAD_OF_SOME: Final = ("wait time between the recorded ranks", *WAIT_HEAD[1:])
-"""Where members of groups were not recorded; what is waited of all collective time is not known then."""
+LEAD_HEAD: Final = "its lead ms"
+WAIT_HEAD: Final = (
+    "wait time, whole recording", "waited ms", "of collective time", "others waited for it ms", LEAD_HEAD,
+    "late arrivals",
+)  # fmt: skip
+HEAD_OF_SOME: Final = (
+    "recorded ranks, whole recording", "waited ms", "others waited while it was last ms", LEAD_HEAD, "late arrivals",
+)  # fmt: skip
+"""Where members of groups were not recorded: these may have come later, and what is waited of all collective time is
+not known."""
 COUNTED_ONCE: Final = "A lead that lasts over several calls counts at each. Counted once,"
 NO_DELAY: Final = 0.001
 """Where nobody was late, and no rank delayed others by this share of the recording, ..."""
@@ -62,6 +69,7 @@ WORDS: Final[Mapping[str, str]] = {
     "operation_names": "of {} names",
     "operations_more_ns": "about {} in these",
     "range_more_ns": "{} more in one range",
+    "pauses": "{} pauses at one place that no other host has",
     "compute_ns": "compute {} in total",
     "peers_compute_ns": "its peers' compute {}",
     "work_ns": "its kernels would take {} at the usual speed",
@@ -91,8 +99,8 @@ MOST_TOGETHER: Final = 8
 """Ranks that are late together and named."""
 WORTH_DELAY: Final = 0.01
 """Least share of the longest delay of a rank for that of another one to be named."""
-LED_LITTLE: Final = 0.5
-"""Where leads, for each of the others, are less than this share of the waiting, the text says what a delay is."""
+MOSTLY_HIDDEN: Final = 0.5
+"""Where ranks were exposed to less than this share of their waiting, the text says so."""
 LONGER: Final = 1.03
 """From this ratio on it is said that ranks computed longer than others: equal devices differ by less."""
 OWN_DELAY: Final = 0.5
@@ -110,10 +118,11 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     skew = analysis.skew
     parts = [] if all_rows else _nobody_late(analysis)
     if not parts:
-        parts = [*_table(analysis, all_rows=all_rows), *in_flight_text(analysis), *together_text(analysis)]
-        parts += drained_text(analysis)
+        parts = [*_table(analysis, all_rows=all_rows), *hidden_text(analysis), *in_flight_text(analysis)]
+        parts += [_filled(each) for each in [late_together_text(analysis)] if each]
+        parts += [*unseen_text(skew), *drained_text(analysis)]
         parts += [*_stragglers(analysis, all_rows=all_rows), *late_end_text(skew)]
-    parts += matched_text(skew, lacks=lacks_members(analysis))
+    parts += matched_text(skew, lacks=lacks_members(analysis), known=bool(analysis.run.missing_ranks))
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [_reason(each, all_rows=all_rows) for each in shown]
     if len(shown) < len(skew.reasons):
@@ -171,28 +180,6 @@ def _once_on_devices(skew: Skew) -> list[str]:
     return [f"{COUNTED_ONCE} {once}."]
 
 
-def together_text(analysis: Analysis) -> list[str]:
-    """Return what a delay is, where leads explain little of the waiting: then several ranks were late together. With it
-    who they are, where the same ones were at most calls, else how long others waited for each rank."""
-    skew = analysis.skew
-    known = [each for each in skew.ranks if each.waited_for_ns]
-    waited_ns = sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in skew.ranks)
-    led_ns = sum(each.blame_ns for each in skew.ranks) * (len(skew.ranks) - 1)
-    if not known or led_ns >= LED_LITTLE * waited_ns:
-        return []
-    known.sort(key=lambda each: -(each.waited_for_ns or 0))
-    shown = [each for each in known if (each.waited_for_ns or 0) >= LATE_ENDS * waited_ns][:MAX_DELAYING]
-    first = "A rank delayed others by what it came last after the one before it"
-    who = late_together_text(analysis)
-    if who:
-        return [fill(f"{first}: several were late together. {who}", MAX_WIDTH, break_on_hyphens=False)]
-    if not shown:
-        return [f"{first}."]
-    while_last = ", ".join(f"{ms(each.waited_for_ns)} ms while rank {each.rank} was last" for each in shown)
-    said = f"{first}: several were late together. Of {ms(waited_ns)} ms waited over all ranks, {while_last}."
-    return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
-
-
 def late_together_text(analysis: Analysis) -> str:
     """Return which ranks came last together, how long others waited for them, and how many times as long they computed,
     if each did for longer than all others; empty where that is not known, or stages of a pipeline may have drained."""
@@ -224,9 +211,9 @@ def drained_text(analysis: Analysis) -> list[str]:
     if most.delayed_ns is None or most.delayed_ns >= OWN_DELAY * most.blame_ns:
         return []
     said = (
-        f"Of the {ms(most.blame_ns)} ms of rank {most.rank}, {ms(most.delayed_ns)} are its own delay: the rest is a "
-        "lead that lasts over several calls, or it had waited for others longer itself, as the first stages of a "
-        "pipeline do while it drains."
+        f"Of the {ms(most.blame_ns)} ms that rank {most.rank} leads by, {ms(most.delayed_ns)} are its own delay: the "
+        "rest is a lead that lasts over several calls, or it had waited for others longer itself, as the first stages "
+        "of a pipeline do while it drains."
     )
     return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
@@ -242,9 +229,9 @@ def late_end_text(skew: Skew) -> list[str]:
     ]
 
 
-def matched_text(skew: Skew, *, lacks: bool = False) -> list[str]:
+def matched_text(skew: Skew, *, lacks: bool = False, known: bool = True) -> list[str]:
     """Return how many calls were matched across ranks and how many not; empty where there was nothing to match. `lacks`
-    says that members of their groups were not recorded."""
+    says that members of their groups were not recorded, or may not have been, and `known` that they were not."""
     if not (skew.ranks or skew.pairs or skew.unmatched):
         return []
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
@@ -257,7 +244,9 @@ def matched_text(skew: Skew, *, lacks: bool = False) -> list[str]:
         f"{count(skew.matched, 'collective')}{messages} matched {'among the recorded' if lacks else 'across'} ranks"
     )
     unmatched = f", {skew.unmatched} calls unmatched" if skew.unmatched else ""
-    missing = "; other members of their groups are missing" if lacks else ""
+    known |= any(each.waited_for_unseen_ns for each in skew.ranks)
+    missing = "; other members of their groups are missing" if known else ""
+    missing = (missing or "; whether their groups have other members is not recorded") if lacks else ""
     return [f"{matched}{unmatched}{missing}.{alone}"]
 
 
@@ -334,40 +323,83 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
         return []
     lacks = lacks_members(analysis)
     cells = wait_rows(skew, lacks=lacks)
-    shown = cells if all_rows else cells[:MAX_ROWS]
+    shown = cells if all_rows or len(cells) <= MAX_ROWS else cells[: MAX_ROWS - 1]
     rows = [*aligned([wait_head(lacks=lacks), *shown])]
-    if len(shown) < len(cells):
-        rows.append(f"{len(cells) - len(shown)} more ranks that delayed others less: --all")
+    left = f"{len(cells) - len(shown)} more ranks: --all. " if len(shown) < len(cells) else ""
+    rows.append(_filled(f"{left}{columns_text(analysis)}"))
     late_ns = late_from_ns(skew.residual_ns)
-    listed = sorted(skew.ranks, key=_most_blame)[: len(shown)]
+    listed = sorted(skew.ranks, key=_most_waited_for)[: len(shown)]
     if any(not each.times_last and each.blame_ns > late_ns for each in listed):
-        rows.append(f"An arrival is late from more than {ms(late_ns)} ms on; delays also include smaller ones.")
+        rows.append(f"An arrival is late from more than {ms(late_ns)} ms on; leads also include smaller ones.")
     return rows
 
 
-def _most_blame(each: SkewRank) -> tuple[int, int]:
-    return -each.blame_ns, each.rank
+def _filled(text: str) -> str:
+    return fill(text, MAX_WIDTH, break_on_hyphens=False)
+
+
+def _most_waited_for(each: SkewRank) -> tuple[int, int, int]:
+    """Return a key that sorts the rank for which the others waited longest first; by its leads where that is not known,
+    as in older documents."""
+    return -(each.mean_waited_for_ns or 0), -each.blame_ns, each.rank
+
+
+def columns_text(analysis: Analysis) -> str:
+    """Return what the columns of `wait_rows` are, in a sentence."""
+    lacks = lacks_members(analysis)
+    of_several = "the mean of these, " if len(analysis.skew.ranks) > PAIR else ""
+    lead = f"; its lead: over the second-latest{' recorded' * lacks}"
+    known = "" if analysis.run.missing_ranks else ", if any,"
+    later = f". Members that were not recorded{known} may have come later" if lacks else ""
+    return f"Others waited: {of_several}at calls to which it came last{lead}{later}."
+
+
+def hidden_text(analysis: Analysis) -> list[str]:
+    """Return to how much of their waiting ranks were exposed, where that is less than half of it; else nothing."""
+    exposed = [each.whole.causes for each in analysis.ranks]
+    exposed_ns = sum(causes.get(cause, 0) for causes in exposed for cause in WAITS_FOR_ANOTHER_RANK)
+    waited_ns = sum(each.wait_ns for each in analysis.skew.ranks)
+    if not all(exposed) or exposed_ns >= MOSTLY_HIDDEN * waited_ns:
+        return []
+    said = f"Of {ms(waited_ns)} ms waited over all ranks, {ms(exposed_ns)} ms were exposed"
+    return [f"{said}: most is beside compute or other calls."]
 
 
 def lacks_members(analysis: Analysis) -> bool:
-    """Return whether members of groups whose calls were matched were not recorded."""
+    """Return whether members of groups whose calls were matched were not recorded, or may not have been."""
     partly = any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks)
-    return partly and bool(analysis.run.missing_ranks)
+    return partly and (bool(analysis.run.missing_ranks) or analysis.run.world_size is None)
+
+
+def unseen_text(skew: Skew) -> list[str]:
+    """Return how long ranks waited at least for ranks that were not recorded, where tasks of their calls show it."""
+    known = [(each.waited_for_unseen_ns, each.rank) for each in skew.ranks if each.waited_for_unseen_ns]
+    if not known:
+        return []
+    known.sort(key=lambda each: (-each[0], each[1]))
+    more = f" and {count(len(known) - MAX_ROWS, 'more rank')}" if len(known) > MAX_ROWS else ""
+    waited = ", ".join(f"rank {rank} at least {ms(ns)} ms" for ns, rank in known[:MAX_ROWS])
+    said = (
+        f"Ranks that were not recorded came last: by the waiting tasks of their calls, {waited}{more} waited for them "
+        "or for others that came before."
+    )
+    return [fill(said, MAX_WIDTH, break_on_hyphens=False)]
 
 
 def wait_head(*, lacks: bool) -> tuple[str, ...]:
     """Return the columns of `wait_rows`."""
-    return tuple(each for each in HEAD_OF_SOME if each != SHARE_HEAD) if lacks else WAIT_HEAD
+    return HEAD_OF_SOME if lacks else WAIT_HEAD
 
 
 def wait_rows(skew: Skew, *, lacks: bool = False) -> list[tuple[str, ...]]:
-    """Return a row of cells for each rank, the one with the most blame first; their columns are `wait_head`."""
+    """Return a row of cells for each rank, the one that others waited longest for first; their columns are
+    `wait_head`."""
     return [
         (
-            f"rank {each.rank}", ms(each.wait_ns), *([] if lacks else [percent(each.wait_fraction)]), ms(each.blame_ns),
-            str(each.times_last),
+            f"rank {each.rank}", ms(each.wait_ns), *([] if lacks else [percent(each.wait_fraction)]),
+            ms(each.mean_waited_for_ns), ms(each.blame_ns), str(each.times_last),
         )
-        for each in sorted(skew.ranks, key=_most_blame)
+        for each in sorted(skew.ranks, key=_most_waited_for)
     ]  # fmt: skip
 
 
@@ -413,6 +445,8 @@ def _cause(straggler: Straggler) -> str:
     if isinstance(evidence.get("range"), str):
         words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
         words += ", which no other rank has" if evidence.get("range_alone") else ""
+    if straggler.paused:
+        words += f"; its host alone pauses {straggler.paused}, as one that logs or writes to a tracker does"
     if straggler.since and (times := evidence.get("times_since")):
         words += f"{straggler.since} its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):
@@ -451,7 +485,8 @@ def _clocks(skew: Skew, *, all_rows: bool, in_sets: bool) -> list[str]:
     offsets = ", ".join(f"rank {rank} {'+' if off >= 0 else '-'}{ms(abs(off))}" for rank, off in shown)
     more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
     residual = f", residual {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
-    one = ", though all hosts have one name: it may be one clock" if skew.one_host else ""
+    differ = any(skew.clock_offset_ns.values())
+    one = ", though all hosts have one name: it may be one clock" if skew.one_host and differ else ""
     zero = [int(rank) for rank, off in skew.clock_offset_ns.items() if not off]
     of_whom = f"rank {min(zero)}" if zero else "the reference rank"
     if in_sets:

@@ -1,7 +1,7 @@
 """Render why communication is exposed: a table of causes, the largest over all steps first."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from textwrap import fill
 from typing import Final, Self
 
@@ -31,7 +31,11 @@ OR_RANKS: Final = {
     "ahead": " (or waiting)", "dependency": ", or for other ranks", "host_waited": " (or waiting)",
     "tail": " (or waiting)",
 }  # fmt: skip
-"""What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer."""
+"""What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer ..."""
+NOTABLE: Final = 0.05
+"""... and those that are not have at least this share of the cause's time. A choice."""
+NEARLY_ALL: Final = 0.95
+"""From this share of exposed time on, it is not said how much of it calls have that are not split."""
 SHARE_WITHIN: Final = 0.01
 """Shares of a median step and of all steps that are further apart are both shown."""
 MEANS_FROM: Final = 1.25
@@ -49,13 +53,13 @@ def exposed_causes_text(analysis: Analysis) -> str:
     if not head.causes or {*head.causes} == {"unknown"}:
         return ""
     sums = _Sums.of(analysis)
-    unsplit = head.exposed_wait_ns is None and has_others(analysis)
+    ordered = sums.ordered()
+    may_wait = _may_wait_shares(analysis, ordered)
 
     def label(cause: str) -> str:
         shown = cause_label(cause, on_cpu=not analysis.run.has_device)
-        return shown + OR_RANKS[cause] if unsplit and cause in MAY_BE_WAITING else shown
+        return shown + OR_RANKS[cause] if cause in OR_RANKS and may_wait.get(cause, 0) >= NOTABLE else shown
 
-    ordered = sums.ordered()
     late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
     sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
     groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
@@ -69,8 +73,8 @@ def exposed_causes_text(analysis: Analysis) -> str:
     if sums.mean_ns is not None:
         exposes = f"the mean step exposes {ms(sums.mean_ns)} ms, the median one {ms(head.exposed_comm_ns)} ms"
         lines.append(f"Milliseconds are means of {count(sums.steps, 'step')}: {exposes}.")
-    if unsplit and not MAY_BE_WAITING.isdisjoint(head.causes):
-        lines.append(fill(_may_wait(analysis), MAX_WIDTH, break_on_hyphens=False))
+    if any(may_wait.get(cause, 0) >= NOTABLE for cause in MAY_BE_WAITING):
+        lines.append(fill(_may_wait(analysis, sums, may_wait), MAX_WIDTH, break_on_hyphens=False))
     return "\n".join(lines)
 
 
@@ -160,6 +164,12 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         found.append(self.of_steps if self.every else "share")
         return [*found, *["GPU-hours a day"] * bool(self.hours), *["price a day"] * (self.price is not None)]
 
+    def shown_ns(self, causes: Sequence[str]) -> float:
+        """Return the sum of some causes: of a median step, or of the mean one, where milliseconds are means."""
+        if self.mean_ns is None:
+            return sum(self.head.causes.get(each, 0) for each in causes)
+        return sum(self.every[each] for each in causes) / self.every.total() * self.mean_ns
+
     def row(self, label: str, causes: Sequence[str]) -> list[str]:
         """Return the cells of the sum of some causes."""
         exposed_ns = self.head.exposed_comm_ns or 1
@@ -167,7 +177,7 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         share = sum(self.every[each] for each in causes) / self.every.total() if self.every else ns / exposed_ns
         cells = [
             label,
-            ms(ns if self.mean_ns is None else share * self.mean_ns),
+            ms(self.shown_ns(causes)),
             *[percent(ns / exposed_ns)] * self.differ,
             percent(share),
         ]
@@ -176,16 +186,42 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         return [*cells, *([NOT_APPLICABLE] * len(costs) if [*causes] == [START_OF_RECORDING] else costs)]
 
 
-def _may_wait(analysis: Analysis) -> str:
-    """Return which causes may hold waiting for other ranks, and why, in a sentence."""
-    causes = analysis.headline.causes
-    bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
-    why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
+def _may_wait_shares(analysis: Analysis, causes: Collection[str]) -> dict[str, float]:
+    """Return which share of each of these causes calls have that are not split into wait and transfer, where
+    these may hold waiting; all of it where that is not known, as in older documents."""
+    if analysis.headline.exposed_wait_ns is not None or not has_others(analysis):
+        return {}
+    found = dict.fromkeys({*MAY_BE_WAITING, "unknown"}.intersection(causes), 1.0)
+    for cause in found:
+        whole = sum(each.whole.causes.get(cause, 0) for each in analysis.ranks)
+        if whole and all(each.unsplit_causes is not None for each in analysis.ranks):
+            found[cause] = sum((each.unsplit_causes or {}).get(cause, 0) for each in analysis.ranks) / whole
+    return found
+
+
+def _may_wait(analysis: Analysis, sums: _Sums, shares: Mapping[str, float]) -> str:
+    """Return which causes may hold waiting for other ranks, why, and how much of the exposed time, in a sentence."""
+    of_ns = {cause: share * sums.shown_ns([cause]) for cause, share in shares.items() if share >= NOTABLE}
+    exposed_ns = sums.mean_ns or analysis.headline.exposed_comm_ns or 0
+    of_all = f" ({ms(sum(of_ns.values()))} of {ms(exposed_ns)} ms)" * (sum(of_ns.values()) < NEARLY_ALL * exposed_ns)
+    why = f"How long {_bounded_calls(analysis)} transfer is not known{of_all}"
     if analysis.skew.unmatched:
-        why = "Not all calls could be matched across ranks"
+        why = f"Not all calls could be matched across ranks{of_all}"
     where = "what the next compute waited for holds"
-    if causes.get("tail", 0) > causes.get("dependency", 0) + causes.get("ahead", 0):
+    if of_ns.get("tail", 0) > of_ns.get("dependency", 0) + of_ns.get("ahead", 0):
         where = "what no other compute than the optimizer's follows holds"
-    elif "unknown" in causes:
+    elif "unknown" in of_ns:
         where = "what is unknown, and what the next compute waited for, may hold"
     return f"{why}: {where} waiting for other ranks, too."
+
+
+def _bounded_calls(analysis: Analysis) -> str:
+    """Return the operations of the exposed calls that are not split, and of which dimension all of these are, where
+    calls of another one are split."""
+    exposed = [row for row in analysis.collectives if row.exposed_ns]
+    bounded = [row for row in exposed if row.estimate == "upper_bound"]
+    dimensions = {row.dimension for row in bounded}
+    others = any(row.dimension not in dimensions for row in exposed)
+    one = next(iter(dimensions)) if len(dimensions) == 1 else None
+    of_one = f" of {one} parallelism" if one and others else ""
+    return f"{', '.join(sorted({row.op for row in bounded})) or 'some'} calls{of_one}"

@@ -16,6 +16,8 @@ APART: Final = 0.1
 changes no decision."""
 APART_HOURS: Final = 1.0
 """The same in GPU-hours a day. A choice."""
+WORTH_COPIES: Final = 0.02
+"""Least share of a step that copies alone take where they are named beside the other losses. A choice."""
 OF_NO_STEP: Final = 0.25
 """Least relative difference between the hours of two medians and the median of hours from which on the former are of no
 step. A choice."""
@@ -83,17 +85,27 @@ def _hours(found: Throughput, head: Headline) -> str:
         for name, hours, price in (
             ("exposed", found.exposed_gpu_hours_a_day, found.exposed_price_a_day),
             ("idle", found.idle_gpu_hours_a_day, found.idle_price_a_day),
+            *_copies(found, head),
         )
         if hours is not None
     ]
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
     least = "at least " * found.devices_at_least
-    return (
-        f"A day on {least}{count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}{_of_median(found, head)}."
-        if parts
-        else ""
-    )
+    devices = f"{least}{count(found.devices or 0, 'GPU')}{' of what repeats' * bool(found.repeated)}"
+    return f"A day on {devices}{alike}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
+
+
+def _copies(found: Throughput, head: Headline) -> list[tuple[str, float, float | None]]:
+    """Return what copies alone cost a day, where that is more than either other loss, and worth naming."""
+    steps = [each for each in head.job_steps if each.step not in found.cut_short]
+    copied_ns = sum(each.copy_only_ns or 0 for each in steps)
+    own_ns = sum(each.step_ns - each.start_of_recording_ns - each.outside_ns for each in steps)
+    idle, exposed = found.idle_gpu_hours_a_day, found.exposed_gpu_hours_a_day or 0.0
+    if idle is None or found.repeated is not None or copied_ns < WORTH_COPIES * own_ns or not own_ns:
+        return []
+    hours, rate = _a_day(copied_ns / own_ns, found), found.price_per_gpu_hour
+    return [("memcpy alone", hours, None if rate is None else hours * rate)] if hours > max(idle, exposed) else []
 
 
 def _of_median(found: Throughput, head: Headline) -> str:
@@ -108,7 +120,9 @@ def _of_median(found: Throughput, head: Headline) -> str:
         (found.exposed_gpu_hours_a_day, head.exposed_comm_ns, [step.exposed_comm_ns for step in head.job_steps]),
         (found.idle_gpu_hours_a_day, head.idle_ns, [step.idle_ns for step in head.job_steps]),
     ):
-        if all_give is not None and lost_ns is not None and head.step_ns and head.window == "step":
+        # A single step is its own median: it differs by what was not recorded at its begin.
+        is_median = head.window == "step" and (len(head.job_steps) > 1 or not head.start_of_recording_ns)
+        if all_give is not None and lost_ns is not None and head.step_ns and is_median:
             shares = [ns / max(step.step_ns, 1) for ns, step in zip(each_lost_ns, head.job_steps, strict=True)]
             of_medians = lost_ns / head.step_ns
             pairs.append((all_give, *(_a_day(share, found) for share in (of_medians, median(shares or [of_medians])))))
@@ -135,13 +149,13 @@ def _which_steps(found: Throughput) -> str:
     cut, lead = found.cut_short, found.lead
     which = f"all {count(found.steps, 'step')}"
     if cut:
-        steps = f"step{'s' * (len(cut) > 1)} {list_some(cut)}, which no step follows"
+        steps = f"step{'s' * (len(cut) > 1)} {list_some(cut)}, which no marked step follows"
         which = f"{found.steps} of {found.steps + len(cut)} steps, without {steps}"
     if lead is None:
         return which
     return (
-        f"{which}{', and' if cut else ','} without {ms(lead.quiet_ns)} ms before the first launch of step {lead.step} "
-        "in which no device work was recorded"
+        f"{which}{', and' if cut else ','} without {ms(lead.quiet_ns)} ms between the begin of step {lead.step} "
+        "and its first launch: what devices did then was not recorded"
     )
 
 

@@ -30,7 +30,7 @@ from overlapscope.timeline.rows import unique
 
 LATER_COLUMNS: Final = frozenset({
     "cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events", "input_elements",
-    "input_shapes",
+    "input_shapes", "waited_ns",
 })  # fmt: skip
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40

@@ -75,6 +75,7 @@ def _check_times(timeline: RankTimeline) -> None:
         ("recordings.last_launch_ns", timeline.recordings.last_launch_ns, False),
         ("recordings.lost_launch_ns", timeline.recordings.lost_launch_ns, False),
         ("gradients.ready_ns", timeline.gradients.ready_ns, False),
+        ("collectives.waited_ns", timeline.collectives.waited_ns, False),
         ("telemetry.time_ns", timeline.telemetry.time_ns, False),
     ):
         _check_range(name, column, -MAX_TIME_NS, MAX_TIME_NS, required=required)

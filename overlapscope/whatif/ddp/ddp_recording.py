@@ -335,7 +335,7 @@ def _waiting_message(run: Run, cross_rank: CrossRank) -> str:
     common calls one after the other, by the schedule.
     """
     total = sum(each.collective_ns for each in cross_rank.waits.values())
-    waited = sum(each.wait_ns for each in cross_rank.waits.values())
+    waited = sum(each.wait_ns - each.late_end_ns for each in cross_rank.waits.values())
     called, of_stages = _in_calls(run)
     if not total or waited < WAITING * total or total < MOSTLY_MATCHED * called or of_stages:
         return ""

@@ -74,7 +74,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     straggler: int | None
     """The rank that the others waited for most; None where its work cannot be compared with theirs."""
     waited: float
-    """Share of the time in collectives that is waiting."""
+    """Share of the time in collectives that is waiting, without late ends: those are replayed as such."""
     waited_for: int | None
     """The rank with most of the blame, where one has by far the most."""
     notes: tuple[str, ...]
@@ -132,7 +132,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         noise=FEW_NOISE if few else max(SPREAD * 1.2533 * spread / steps_ns.size**0.5, LEAST_NOISE),
         drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
         straggler=most if comparable else None,
-        waited=sum(each.wait_ns for each in cross_rank.waits.values()) / total if total else 0.0,
+        waited=sum(each.wait_ns - each.late_end_ns for each in cross_rank.waits.values()) / total if total else 0.0,
         waited_for=mostly_waited_for(blame),
         notes=tuple(notes),
         replay=replay,

@@ -103,7 +103,8 @@ def _timeline(
     return RankTimeline(
         rank=int(joined.ranks[row]), basis="trace", has_device=True,
         recordings=make(
-            Recordings, 1, source=names.code("synthetic"), start_ns=int(min(start.min(), steps.start_ns.min())),
+            Recordings, 1, source=names.code(f"synthetic.{joined.ranks[row]}"),
+            start_ns=int(min(start.min(), steps.start_ns.min())),
             end_ns=int(max(end.max(), steps.end_ns.max())), last_launch_ns=int(launch.max()), host_events=host_events,
         ),
         spans=spans,

@@ -1,5 +1,6 @@
 """What is recommended of NCCL and its links: by log, by version, and only where the source tells."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,10 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lines, version_of, without_algorithm
+from overlapscope.advice.network import asking_for_network
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
@@ -16,6 +20,7 @@ from overlapscope.ingest.reference_bandwidth import reference_bandwidths
 from overlapscope.timeline.columns import NONE, make
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.run import Run
+from tests.support.step_cases import Kernel, Sent, made
 from tests.unit.analysis.checks.test_nccl_findings import IB, job, net
 from tests.unit.analysis.checks.test_possible_bandwidth import MIB, running_at
 from tests.unit.analysis.checks.test_slow_link import connected
@@ -61,6 +66,45 @@ def test_a_slow_link_is_named_and_no_setting_is_offered_for_it() -> None:
     assert "rank 1" in found.title
     assert (found.verdict, found.gain_high_ns) == ("look", None)
     assert "repair_link" not in of_run(connected({(0, 1): 600, (1, 2): 900, (2, 0): 500}))
+
+
+def on_hosts(devices: Sequence[str], *, finding: str | None = None, backend: str = "nccl") -> dict[str, Recommendation]:
+    """Return what is recommended for ranks, by the number of the device that each uses, whose reductions of 64 MiB
+    over all take 400 us of a step of 1 ms beside nothing."""
+    call = Sent(start=500, end=900, launch=90, size_bytes=64 * MIB)
+    run = made(lambda _: [Kernel(start=0, end=500), call, Kernel(start=900, end=990)], ranks=len(devices))
+    ranks = {}
+    for rank, each in run.ranks.items():
+        process = np.full_like(each.lanes.process, len(each.names))
+        ranks[rank] = replace(each, names=(*each.names, devices[rank]), lanes=replace(each.lanes, process=process))
+    run = replace(run, ranks=ranks, fingerprint={**run.fingerprint, "backend": backend})
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    if finding is not None:
+        analysis.findings.append(Finding(id=finding, severity="warning", title="", evidence={}, known_from="trace"))
+    return {
+        each.id: each
+        for each in asking_for_network(by_rules(run, analysis, together), RuleInput.of(run, analysis, together))
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "more", "asks"),
+    [
+        pytest.param("0101", {}, True, id="each host numbers its devices"),
+        pytest.param("0123", {}, False, id="one host"),
+        pytest.param("0000", {}, False, id="each rank may see one device alone"),
+        pytest.param("0101", {"finding": "slow_link:rank1"}, False, id="a link is named"),
+        pytest.param("0101", {"backend": "hccl"}, False, id="another library"),
+    ],
+)
+def test_what_is_exposed_across_hosts_asks_for_the_network(devices: str, more: dict[str, str], *, asks: bool) -> None:
+    found = on_hosts(devices, **more)
+    assert ("network" in found["exposed_communication"].apply) == asks
+    if asks:
+        words = "calls across hosts take 0.4 ms of a step beside which nothing is computed, at 252 GB/s on the bus: is"
+        assert words in found["exposed_communication"].apply["network"]
+    assert sum("network" in each.apply for each in found.values()) == asks, "once"
 
 
 # --- the algorithm --------------------------------------------------------------------------------------------------

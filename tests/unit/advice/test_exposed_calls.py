@@ -324,3 +324,12 @@ def test_operations_with_next_to_none_of_the_exposed_time_are_not_named(us: int,
     found = largest_loss(looked_at(made(lambda _: step)), [])
     assert found is not None
     assert f" are exposed communication (all_gather, all_reduce{named})" in found.title
+
+
+def test_nothing_overlaps_with_what_was_not_recorded() -> None:
+    """Before a rank's first span, and outside its window."""
+    given = looked_at(made(lambda _: queue(*in_a_row(2))))
+    free = given.besides_ns(given.step_ns)
+    assert free == given.step_ns - (given.figures.comm_ns or 0)
+    less = replace(given.figures, start_of_recording_ns=20 * US, outside_ns=3 * US)
+    assert replace(given, figures=less).besides_ns(given.step_ns) == free - 23 * US

@@ -4,6 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.report.text.advice import gain
+from overlapscope_dashboards.parts.quantities import exact_text
+from overlapscope_dashboards.views.recommendations import gain_words
 from tests.unit.advice.test_loss_in_the_mean import trial
 
 
@@ -19,3 +21,11 @@ from tests.unit.advice.test_loss_in_the_mean import trial
 def test_a_gain_is_told_by_what_bounds_it(bound_from: str | None, loss_ns: int, words: str) -> None:
     each = trial("blocking_calls", loss_ns=loss_ns, per="step", bound_from=bound_from, predicted_gain_ns=None)
     assert gain(replace(each, gain_high_ns=5_000_000)) == words
+
+
+def test_what_a_replay_with_shorter_pauses_gains_is_no_bound_as_pauses_are_left() -> None:
+    each = trial("shared_cores", per="recording", predicted_gain_ns=None, bound_from=None)
+    each = replace(each, gain_high_ns=5_000_000, evidence={"recorded_ns": 9_000_000, "pauses_capped_ns": 4_000_000})
+    words = "a replay with pauses of at most 3 ms is 5.000 ms a recording shorter"
+    assert gain(each) == words
+    assert exact_text(gain_words(each)) == words

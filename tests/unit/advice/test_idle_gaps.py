@@ -46,6 +46,17 @@ def test_a_few_long_gaps_are_named_with_the_kernels_around_them() -> None:
     assert found.title.count(f"{found.evidence['idle_ns'] / 1e6:.3g} ms") == 1
 
 
+def test_a_few_long_gaps_are_named_where_shorter_ones_follow_in_all_lengths() -> None:
+    """The longest five hold six tenths; so many gaps of a shorter order hold four fifths that these were no few."""
+    lengths = [40, 20, 15, 10, 8, 8, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1]
+    program = [each for ms in lengths for each in (*kernels(10), Work(ms * MS))]
+    found = fired(of_the_device([*program, *kernels(1)]))["idle_device"]
+    assert [round(ns / MS) for ns in found.evidence["long_gaps_ns"]] == lengths[:5]
+    gaps = found.evidence["gaps"]
+    assert f"5 of {gaps} gaps hold 61 %, 40, 20, 15, 10, 8.01 ms: the longest 40 ms between gemm" in found.title
+    assert "; the median of the rest is 13.0 us" in found.title
+
+
 def test_many_gaps_alike_are_an_average() -> None:
     found = fired(of_the_device(kernels(60)))["idle_device"]
     assert found.evidence["long_gaps_ns"] == []

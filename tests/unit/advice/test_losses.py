@@ -15,6 +15,7 @@ from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_ru
 from overlapscope.advice.job_kind import job_kind
 from overlapscope.advice.losses.exposed_remedies import wait_by_turns
 from overlapscope.advice.losses.largest_loss import MEASURED_GAPS, MEASURED_IDLE, OF_EXPOSED, OF_IDLE, largest_loss
+from overlapscope.advice.model_parallel import MADE_AGAIN
 from overlapscope.advice.published_effects import published_effects, with_published
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.step_shape import CUDA, LAST_FIRST, ONE_BUCKET, ROCM, UNUSED
@@ -38,6 +39,7 @@ from tests.property.synthetic.job_faults import draw
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
 from tests.support.graph_programs import Launch, Operation, Program, Simulated, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Range, Sent
+from tests.unit.advice.compute.test_recomputation import BACKWARD, FORWARD
 from tests.unit.advice.test_advice_rules import always, fired, on_cores
 from tests.unit.analysis.graph.test_oracle import programs
 
@@ -233,6 +235,31 @@ def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() 
     assert fired(apart)["tensor_parallel"].loss_ns == pytest.approx((199 + 99) / 2 * US), "a rank in one of them"
     gathers = always(*COMPUTED, msgspec.structs.replace(call, op="all_gather"))
     assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
+
+
+@pytest.mark.parametrize(
+    ("large_bytes", "until", "said"),
+    [
+        pytest.param(1 << 20, 510, " (all_reduce), each of a whole activation", id="little of it"),
+        pytest.param(1 << 20, 520, " (all_reduce, broadcast)", id="a twentieth"),
+        pytest.param((1 << 20) - 1, 510, " (all_reduce)", id="small"),
+    ],
+)
+def test_of_tensor_parallel_calls_those_are_named_that_are_exposed_for_long_enough(
+    large_bytes: int, until: int, said: str
+) -> None:
+    """As broadcasts of the tokens beside all-reduces of activations."""
+    call = Sent(start=301, end=500, launch=1, dimension="tensor", size_bytes=large_bytes)
+    tokens = Sent(start=501, end=until, launch=2, op="broadcast", dimension="tensor", size_bytes=25_088)
+    assert fired(always(*COMPUTED, call, tokens))["tensor_parallel"].title.endswith(f"are exposed{said}")
+
+
+def test_of_tensor_parallel_calls_that_recomputation_makes_again_this_is_said() -> None:
+    names = [FORWARD] * 5 + [BACKWARD, FORWARD] * 3 + [BACKWARD]
+    kernels = [Kernel(start=20 * at, end=20 * at + 15, name=name) for at, name in enumerate(names)]
+    call = Sent(start=301, end=500, launch=1, dimension="tensor")
+    assert MADE_AGAIN in fired(always(*kernels, COMPUTED[1], call))["tensor_parallel"].assumed
+    assert MADE_AGAIN not in fired(always(*COMPUTED, call))["tensor_parallel"].assumed
 
 
 @pytest.mark.parametrize(("size_bytes", "custom"), [((8 << 20) - 1, True), (8 << 20, False)])

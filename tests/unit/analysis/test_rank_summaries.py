@@ -17,6 +17,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.property.synthetic import Job, Layout, simulate
 from tests.property.synthetic.kineto import write_kineto
+from tests.unit.analysis.pauses.pausing import STEPS, run
+from tests.unit.analysis.pauses.test_whole_processes import lengths_ms, of_one_process
 
 RANKS = 3
 
@@ -61,6 +63,13 @@ def test_workers_find_the_same(place: Path, two_workers: list[Any], monkeypatch:
     assert figures(load_run(place)) == by_workers
     assert two_workers == [*range(RANKS)]
     assert by_workers.ranks[0].no_causes_reason is None, "host events were not used"
+
+
+def test_workers_find_the_pauses_of_whole_processes(tmp_path: Path, two_workers: list[Any]) -> None:
+    job = of_one_process(run(lambda _, rank: {3: 12.0} if rank else {3: 3.0, 4: 7.0}), ["training", "training"])
+    save_run(job, tmp_path / "run", version="1")
+    assert lengths_ms(summarize_ranks(load_run(tmp_path / "run"))[1].long_pauses) == [8] * STEPS
+    assert two_workers == []
 
 
 def test_a_graph_that_is_kept_is_built_here(

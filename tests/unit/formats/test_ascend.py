@@ -298,6 +298,30 @@ def test_planes_flags_waits_and_the_vendors_sums_are_no_spans(tmp_path: Path) ->
     ]
 
 
+def test_a_call_waited_while_a_notify_wait_ran_before_it_moved_data(tmp_path: Path) -> None:
+    def of_call(name: str, start: int, end: int, connection: int) -> dict[str, Any]:
+        return task(name, start, end, stream=4, task_type=name, connection=connection)
+
+    timeline = read_trace(
+        tmp_path,
+        row("hcom_allReduce__868_0_1", 0, 9000, connection=1),
+        of_call("SDMA", 100, 200, 1),  # copies within its own memory
+        of_call("Notify Wait", 200, 5200, 1),
+        of_call("Notify Wait", 200, 7000, 1),
+        of_call("SDMA", 6000, 8000, 1),
+        of_call("Notify Wait", 8000, 9000, 1),
+        row("hcom_allReduce__868_1_1", 10_000, 19_000, connection=2),
+        of_call("SDMA", 10_000, 14_000, 2),
+        of_call("Notify Wait", 14_000, 18_000, 2),  # between two parts of its data: for what others move
+        of_call("SDMA", 18_000, 19_000, 2),
+        row("hcom_allReduce__868_2_1", 20_000, 29_000, connection=3),
+        row("hcom_broadcast__868_3_1", 30_000, 39_000, connection=4),
+        of_call("Notify Wait", 30_000, 38_000, 4),  # the root may be sending meanwhile
+        of_call("SDMA", 38_000, 39_000, 4),
+    ).timelines[0]
+    assert timeline.collectives.waited_ns.tolist() == [5800, 0, NONE, NONE]
+
+
 def test_planes_without_any_collectives_row_are_no_run_without_communication(tmp_path: Path) -> None:
     add, plane = task("a", 0, 1000), row("Notify_Wait", 0, 500, tid=1)
 
@@ -684,3 +708,18 @@ def test_a_call_of_cann_is_on_the_frameworks_thread_and_owns_the_tasks_it_launch
     )
     assert owned == {"MatMul": named["Node@launch"], "Add": NONE}
     assert named["aten::mm"] == NONE != named["AscendCL@other"]
+
+
+def test_when_the_host_began_a_step_and_what_idled_its_device_is_known_of_the_real_folder() -> None:
+    analysis = overlapscope.load(shared_file(SAMPLE)).analysis()
+    assert [info.no_causes_reason for info in analysis.ranks] == [None, None]
+    assert [round((info.before_first_step_ns or 0) / 1e6, 1) for info in analysis.ranks] == [19.4, 18.9]
+    assert [round((each.waited_for_unseen_ns or 0) / 1e6, 1) for each in analysis.skew.ranks] == [81.0, 64.0]
+    late = [each for each in analysis.recommendations if each.id == "launch_bound"]
+    found = analysis.throughput
+    assert found is not None
+    assert late[0].gpu_hours_a_day is not None
+    assert "that ranks which were not recorded, and came later still, come earlier, too" in late[0].assumed
+    assert late[0].predicted_gain_ns is None  # without late launches it would have waited longer for other ranks
+    # A day repeats nothing of the start of the recording: what is late is as much of a day there as here.
+    assert late[0].gpu_hours_a_day == pytest.approx(found.idle_causes_gpu_hours_a_day["launch_bound"], rel=0.05)

@@ -30,11 +30,13 @@ def recorded() -> Analysis:
     return overlapscope.load(ROOT / "traces" / "baseline").analysis()
 
 
-def with_lengths(rank_0: Sequence[int], rank_1: Sequence[int], job: Sequence[int]) -> Analysis:
+def with_lengths(rank_0: Sequence[float], rank_1: Sequence[float], job: Sequence[int]) -> Analysis:
     """Return an analysis whose steps take so many milliseconds, on two ranks and of the job."""
     analysis = recorded()
     ranks = [
-        replace(info, steps=[replace(step, window_ns=ms * MS) for step, ms in zip(info.steps, own, strict=False)])
+        replace(
+            info, steps=[replace(step, window_ns=round(ms * MS)) for step, ms in zip(info.steps, own, strict=False)]
+        )
         for info, own in zip(analysis.ranks, (rank_0, rank_1), strict=True)
     ]
     steps = [
@@ -281,15 +283,16 @@ def test_where_the_step_is_the_longest_window_it_is_said_which_share_is_of_ranks
 @pytest.mark.parametrize(
     ("cut", "words"),
     [
-        ([9], "Step 9 ends with the recording: it lacks what the next one begins with, and causes are of the others."),
-        ([8, 9], "Steps 8, 9 end with the recording: they lack what the next one begins with, and causes are of the"),
+        ([9], "No marked step follows step 9: it lacks what the next one begins with, and causes are of the others."),
+        ([8, 9], "No marked step follows steps 8, 9: they lack what the next one begins with, and causes are of the"),
         ([], ""),
     ],
 )
-def test_steps_that_end_with_the_recording_are_said_to_be_left_out_of_causes(cut: list[int], words: str) -> None:
+def test_steps_that_no_marked_one_follows_are_said_to_be_left_out_of_causes(cut: list[int], words: str) -> None:
     said = sentence(replace(recorded(), headline=replace(recorded().headline, causes_cut=cut)))
     assert words in said
-    assert ("with the recording" in said) == bool(cut)
+    assert ("No marked step follows" in said) == bool(cut)
+    assert "with the recording" not in said  # which may go on without marks
 
 
 @pytest.mark.parametrize(
@@ -361,21 +364,23 @@ def test_steps_without_communication_are_no_recording_without_it() -> None:
 @pytest.mark.parametrize(("own_ms", "overlap"), [(70, True), (97.9, True), (99, False)])
 def test_what_a_step_takes_in_the_mean_is_said_where_steps_of_the_job_sum_to_more(own_ms: float, overlap: bool) -> None:
     """Of four steps of 100 ms each the ranks recorded less."""
-    analysis = with_lengths((10,) * 4, (10,) * 4, (100,) * 4)
+    analysis = with_lengths((own_ms,) * 4, (own_ms,) * 4, (100,) * 4)
     assert analysis.throughput is not None
     taken = replace(analysis.throughput, steps=4, time_ns=round(4 * own_ms * MS), exposed_fraction=0.2, cut_short=[])
     given = replace(analysis, throughput=taken, headline=replace(analysis.headline, pace_ns=None))
-    words = f"Steps of the ranks overlap: in the mean one takes {own_ms:.3f} ms of the recording, 20.0 % of it exposed."
-    assert (words in sentence(given)) is overlap
-    assert ("Steps of the ranks overlap" in sentence(given)) is overlap
+    words = (
+        f"In the mean {own_ms / 5:.3f} ms of a {own_ms:.3f} ms step is exposed communication (20.0 %): steps of the "
+        "ranks overlap.\nIn the median "
+    )
+    assert sentence(given).startswith(words) is overlap
+    assert ("steps of the ranks overlap" in sentence(given)) is overlap
     saves = Recommendation(
         id="x", title="", verdict="", predicted_gain_ns=10 * MS, gain_low_ns=None, gain_high_ns=None,
         confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
     )  # fmt: skip
     on_device = replace(taken, on_device=True, devices=2)
     costed = with_costs(replace(given, throughput=on_device, recommendations=[saves]))
-    of_ms = own_ms if overlap else 100
-    assert costed.recommendations[0].gpu_hours_a_day == pytest.approx(10 / of_ms * 2 * 24)
+    assert costed.recommendations[0].gpu_hours_a_day == pytest.approx(10 / own_ms * 2 * 24)
 
 
 @pytest.mark.parametrize(
@@ -429,3 +434,26 @@ def test_a_step_in_which_a_rank_waits_for_the_outlier_before_is_one(waited_ms: i
     found = _without_outliers(replace(analysis, ranks=[analysis.ranks[0], replace(analysis.ranks[1], steps=steps)]))
     assert found is not None
     assert found.outliers == outliers
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "steps", "said"),
+    [
+        (
+            (19, 18),
+            1,
+            "The host began the step up to 19.000 ms before its first kernel: that time is in no figure of it.",
+        ),
+        ((19, 19), 1, "The host began the step 19.000 ms before its first kernel: that time is in no figure of it."),
+        ((1, 0), 1, ""),
+        ((19, 18), 2, ""),  # what comes before a later step lies in the one before it
+    ],
+)
+def test_what_lies_before_the_first_kernel_of_the_only_step_is_said(
+    before_ms: tuple[int, int], steps: int, said: str
+) -> None:
+    analysis = with_lengths((100,) * steps, (100,) * steps, (100,) * steps)
+    infos = [replace(info, before_first_step_ns=ms * MS) for info, ms in zip(analysis.ranks, before_ms, strict=True)]
+    shown = analysis_text.render(replace(analysis, ranks=infos), all_rows=False)
+    assert "before its first kernel" in shown if said else "before its first kernel" not in shown
+    assert said in shown

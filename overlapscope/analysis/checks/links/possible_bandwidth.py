@@ -19,8 +19,9 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.one_host import are_on_one_host
 from overlapscope.analysis.exposure.collectives import CollectiveRow
-from overlapscope.timeline.columns import DEVICE, NONE, or_none, size
+from overlapscope.timeline.columns import NONE, or_none, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
@@ -165,36 +166,12 @@ def _from_to(values: Sequence[float], unit: str) -> str:
 
 
 def _groups_of_one_host(run: Run) -> set[str | None]:
-    """Return the groups that have all devices of one host, and None, for calls without a group, where the job has."""
-    members = {group.name: tuple(sorted(group.ranks)) for group in run.groups if group.ranks}
-    whole = tuple(range(run.world_size or 0))
-    hosts = [frozenset(ranks) for ranks in ranks_of_hosts(run).values()]
-    of_host = {ranks for ranks in {whole, *members.values()} if _on_one_host(run, hosts, ranks)}
-    return {name for name, ranks in members.items() if ranks in of_host} | ({None} if whole in of_host else set())
-
-
-def _on_one_host(run: Run, named_hosts: Sequence[frozenset[int]], members: Sequence[int]) -> bool:
-    """Return whether these ranks are on one host: as sources name it (`named_hosts`), or as each device has its own
-    number.
-
-    Of a larger job they must be as many ranks after each other as the host has devices, 0 and up: with neighbours on
-    two hosts numbers may differ, too.
-    """
-    asked = set(members)
-    if not asked or not asked <= run.ranks.keys() or sum(not asked.isdisjoint(each) for each in named_hosts) > 1:
-        return False
-    if any(asked <= each for each in named_hosts):
-        return True
-    timelines = [run.ranks[rank] for rank in members]
-    numbers = [
-        {own.names[code] for code in own.lanes.process[own.lanes.kind == DEVICE].tolist() if code >= 0}
-        for own in timelines
-    ]
-    every, count = set().union(*numbers), len(members)
-    if any(len(each) != 1 for each in numbers) or len(every) != count:
-        return False
-    in_line = members[0] % count == 0 and members[-1] - members[0] == count - 1
-    return count == run.world_size or (in_line and every == {str(number) for number in range(count)})
+    """Return the groups whose ranks are all on one host, and None, for calls without a group, where the job's are."""
+    hosts = ranks_of_hosts(run)
+    members: dict[str | None, Sequence[int]] = {group.name: group.ranks for group in run.groups if group.ranks}
+    members[None] = range(run.world_size or 0)
+    of_host = {each: are_on_one_host(run, hosts, each) for each in {tuple(each) for each in members.values()}}
+    return {name for name, each in members.items() if of_host[tuple(each)]}
 
 
 def _possible(

@@ -51,7 +51,7 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]
     """Return a finding for each pipeline with a stage whose bubble is longer than its schedule needs.
 
     There is none where stages or microbatches are not known: unnamed groups, messages without a receiver, counts that
-    differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
+    differ between steps or stages. `stages` holds the result of `counted_stages`.
     """
     alike = alike_stages(run, stages)
     work_ns: dict[int, dict[int, float]] = {}
@@ -125,7 +125,7 @@ def pipeline_fill(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -
     much and a stage was recorded to wait for about as long.
 
     It is the ideal bubble of the stage that waits longest, as a share of the step as measured: of equal stages that do
-    nothing else (p - 1) / (v m + p - 1). `stages` holds the result of `own_stages` for every rank.
+    nothing else (p - 1) / (v m + p - 1). `stages` holds the result of `counted_stages`.
     """
     found = []
     for group, own in alike_stages(run, stages):

@@ -5,25 +5,29 @@ stages; without a device, while it communicates with other stages and does nothi
 
 Of its schedule the activations are counted that a stage sends to the next in a step: v m, for m microbatches and v
 chunks a stage. Where there are chunks, the last stage sends the first one (v - 1) m of them, and gets as many gradients
-back: both ends of the pipeline tell m, a stage between them does not. Some jobs also send other messages (shapes,
-several tensors): the least frequent size counts, which makes the ideal bubble larger rather than smaller.
+back: both ends of the pipeline tell m, a stage between them does not. Where no receiver is
+recorded, a stage between the ends sends 2 v m in all, an end v m + (v - 1) m, of which both follow where both were
+recorded. Some jobs also send other messages (shapes, several tensors): the least frequent size counts, which makes the
+ideal bubble larger rather than smaller.
 
 Where no steps were marked, a step of a device is the time from one optimizer to the next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from statistics import median
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.per_rank.steps import StepWindow
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints, size
+from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, size
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, difference, intersection, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.optimizer_marks import optimizer_marks
-from overlapscope.timeline.rows import factorize_rows, smallest_by
+from overlapscope.timeline.optimizer_marks import optimizer_marks, optimizers_on_device
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import Group, RankTimeline, Run
 
 
@@ -47,6 +51,8 @@ class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     once_ns: float = 0.0
     """Of the time that is no bubble: in other calls alone, of a kind that comes less often than a microbatch. The stage
     reduces gradients there, or waits as the pipeline drains."""
+    unaddressed: bool = False
+    """Whether `activations` and `at_most` are all that an end of a pipeline sends, as no receiver is recorded."""
 
 
 def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
@@ -76,11 +82,40 @@ def own_stages(
     }
 
 
+def counted_stages(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> dict[int, dict[str, PipelineStage]]:
+    """Return the stages of every rank, where those of which no receiver is recorded are counted by the others of their
+    pipeline, or left out; `stages` holds the result of `own_stages` for every rank."""
+    between: dict[str, set[int]] = {}
+    for group in run.groups:
+        own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
+        between[group.name] = {each.at_most for each in own if not each.unaddressed}
+    return {
+        rank: {
+            name: counted
+            for name, each in own.items()
+            if (counted := _counted_by(each, between[name]) if each.unaddressed else each) is not None
+        }
+        for rank, own in stages.items()
+    }
+
+
+def _counted_by(end: PipelineStage, between: Set[int]) -> PipelineStage | None:
+    """Return an end of a pipeline, of whose other stages each sends so many activations; None where what it sends does
+    not fit to that: m micro-batches in a whole number of chunks."""
+    if len(between) != 1:
+        return None
+    (activations,) = between
+    wrapped = end.at_most - activations
+    if not 0 <= wrapped < activations or activations % (activations - wrapped):
+        return None
+    return replace(end, activations=activations, at_most=activations, wrapped=wrapped, unaddressed=False)
+
+
 def alike_stages(
     run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]
 ) -> list[tuple[Group, list[PipelineStage]]]:
     """Return the recorded stages of each pipeline whose stages send equally many activations; `stages` holds the result
-    of `own_stages` for every rank."""
+    of `counted_stages`."""
     found = []
     for group in run.groups:
         own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
@@ -92,9 +127,8 @@ def alike_stages(
 def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[PipelineStage]]]:
     """Return the recorded stages of each pipeline with a known number of microbatches."""
     of_rank = groups_by_rank(run.groups)
-    return alike_stages(
-        run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()}
-    )
+    own = {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()}
+    return alike_stages(run, counted_stages(run, own))
 
 
 def _stage(
@@ -109,8 +143,15 @@ def _stage(
     chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
     if not messages.any() or not chosen:
         return None
-    # The last stage sends no activations, but a gradient back for each activation that it received.
-    at_most = _sent(timeline, messages, ranks, ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1], chosen)
+    is_end = place in (0, len(ranks) - 1)
+    addressed = len(ranks) == 2 or bool((calls.peer[messages] != NONE).any())
+    if addressed:
+        # The last stage sends no activations, but a gradient back for each activation that it received.
+        to = ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1]
+        at_most = _sent(timeline, messages, ranks, to, chosen)
+    else:
+        at_most, odd = divmod(_sent_to_any(timeline, messages, chosen), 1 if is_end else 2)
+        at_most = 0 if odd else at_most
     # Two interleaved stages send activations and gradients in the same direction: at least half are activations.
     activations = at_most // 2 if len(ranks) == 2 else at_most
     if activations == 0:
@@ -124,7 +165,8 @@ def _stage(
         bubble_ns=median(bubble_ns.tolist()),
         activations=activations,
         at_most=at_most,
-        wrapped=_wrapped(timeline, messages, ranks, place, chosen),
+        wrapped=_wrapped(timeline, messages, ranks, place, chosen) if addressed else None,
+        unaddressed=is_end and not addressed,
         once_ns=median(_in_rare_calls(timeline, messages, at_most, starts, ends).tolist()),
     )
 
@@ -148,15 +190,9 @@ def microbatches(stages: Sequence[PipelineStage]) -> int | None:
 def _between_optimizers(timeline: RankTimeline) -> list[StepWindow]:
     """Return the time from what one optimizer launches first on the device to what the next does, without a number of
     a step; empty without a device."""
-    spans, notes = timeline.spans, timeline.annotations
-    marks = optimizer_marks(timeline)
-    if not timeline.has_device or not marks.size:
-        return []
-    of = np.searchsorted(notes.start_ns[marks], spans.launch_ns, side="right") - 1
-    launched = np.flatnonzero((spans.kind == COMPUTE) & (of >= 0) & (spans.launch_ns < notes.end_ns[marks[of]]))
-    which, place = np.unique(of[launched], return_inverse=True)
-    first = smallest_by(place, spans.start_ns[launched], which.size).tolist()
-    recording = notes.recording[marks[which]].tolist()
+    found = optimizers_on_device(timeline)
+    which, first = found.mark.tolist(), found.start_ns.tolist()
+    recording = timeline.annotations.recording[optimizer_marks(timeline)[found.mark]].tolist()
     return [
         StepWindow(step=NONE, recording=recording[at], window=(first[at], first[at + 1]), complete=True)
         for at in range(len(first) - 1)
@@ -171,7 +207,20 @@ def _sent(timeline: RankTimeline, messages: Flags, ranks: Sequence[int], to: int
     sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name in ("send", "send_recv")])
     if len(ranks) > 2 and (calls.peer[sent] == NONE).any():
         return 0
-    sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
+    return _each_step(timeline, sent & ((calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))), windows)
+
+
+def _sent_to_any(timeline: RankTimeline, messages: Flags, windows: Sequence[StepWindow]) -> int:
+    """Return how many messages a stage sends in each step; 0 where one call may hold several, or it differs."""
+    ops, names = timeline.collectives.op, timeline.names
+    if (messages & rows_named(ops, names, "send_recv".__eq__)).any():
+        return 0
+    return _each_step(timeline, messages & rows_named(ops, names, "send".__eq__), windows)
+
+
+def _each_step(timeline: RankTimeline, sent: Flags, windows: Sequence[StepWindow]) -> int:
+    """Return how many of the calls that are `sent` each step has, of the least frequent size; 0 where it differs."""
+    calls = timeline.collectives
     counts = set()
     for each in windows:
         of_step = calls.step == each.step

@@ -101,6 +101,7 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
         rank=timeline.rank, recording=recording, first=0, call_name=calls.name, call_lane=calls.lane,
         call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
+        silent_ns=max(int(calls.begin_ns.min() - timeline.recordings.start_ns[recording]), 0) if num_calls else 0,
         early_launches=waits.early_launches,
         may_wait=may_wait, serves=waits.serves, asked_ns=waits.asked_ns,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from overlapscope.analysis.graph.building.stream_waits import (
     asked_for,
     awaited_spans,
     compute_lane,
+    of_usual_stream,
     serving_streams,
     stream_waits,
 )
@@ -36,7 +37,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COMM, NONE, STREAM_WAIT_EVENT, Flags, HostSpans, Ints, Small, Spans, Syncs
 from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, values_in
 
 QUICK_LAUNCHES: Final = 0.001
 NO_LAUNCH_BINDS_NS: Final = 50_000
@@ -47,6 +48,12 @@ LONG_CALL_NS: Final = 20_000
 """A span that begins after a longer call was submitted at its end: the thread had not been scheduled before."""
 BACK_TO_BACK: Final = 0.05
 LANE_TAKES_NS: Final = 1_000
+SLOW_LANE_SPANS: Final = 20
+"""From so many spans of a kind on it is seen that a stream pauses after each, as a device does while a profiler reads
+its counters after each kernel: where these pauses ..."""
+PAUSES_AGREE: Final = 1.25
+"""... are longer than `OWN_NS` and three quarters of them at most so many times as long as a quarter is. What streams
+wait for besides takes times that differ more. Both are choices."""
 OVERLAPS_NS: Final = 1_500
 """Spans of one stream that overlap by more: the stream runs several at once (as some devices record it)."""
 EVENT_WITHIN_NS: Final = 60_000
@@ -98,7 +105,7 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     before = before_on_lane(spans.lane)
     follows, prev = before >= 0, np.maximum(before, 0)
     overlaps = follows & (end[prev] - start > OVERLAPS_NS)
-    lane_lag = _lane_lag(start, end, arrived, before)
+    lane_lag = _lane_lags(spans, arrived, before)
     free = np.where(follows, np.where(overlaps, start[prev], np.minimum(end[prev] + lane_lag, start)), LONG_AGO)
     recorded = _recorded_events(spans, begin, host, syncs)
     edges.append(
@@ -147,13 +154,25 @@ def before_on_lane(lane: Ints) -> Ints:
     return before
 
 
-def _lane_lag(start: Ints, end: Ints, arrived: Ints, before: Ints) -> int:
-    """Return the usual gap between spans of a stream of which the second was there before the first had ended."""
+def _lane_lags(spans: Spans, arrived: Ints, before: Ints) -> Ints:
+    """Return for each span how long its stream takes after the one before it.
+
+    That is the usual gap before spans that were there before the other one had ended; after spans of a kind after which
+    it always pauses, the pause.
+    """
     prev = np.maximum(before, 0)
-    waited = (before >= 0) & (arrived <= end[prev]) & (start >= end[prev])
-    if not waited.any():
-        return LANE_TAKES_NS
-    return min(int(np.quantile((start - end[prev])[waited], BACK_TO_BACK, method="lower")), LANE_TAKES_NS)
+    gap = spans.start_ns - spans.end_ns[prev]
+    waited = (before >= 0) & (arrived <= spans.end_ns[prev]) & (gap >= 0)
+    lag = np.full(before.size, LANE_TAKES_NS, np.int64)
+    if waited.any():
+        lag[:] = min(int(np.quantile(gap[waited], BACK_TO_BACK, method="lower")), LANE_TAKES_NS)
+    for kind in values_in(spans.kind[prev[waited]]).tolist():
+        after = spans.kind[prev] == kind
+        pauses = gap[waited & after]
+        short, middle, long = np.quantile(pauses, (0.25, 0.5, 0.75))
+        if pauses.size >= SLOW_LANE_SPANS and short > OWN_NS and long <= PAUSES_AGREE * short:
+            lag[after] = np.where(waited, np.minimum(gap, int(PAUSES_AGREE * middle)), int(short))[after]
+    return lag
 
 
 def _recorded_events(spans: Spans, launch: Ints, host: HostSpans, syncs: Syncs) -> tuple[Ints, Ints]:
@@ -220,6 +239,7 @@ def _with_events(
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     waits = start - best > OWN_NS
     found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & (made is not None))))
+    found = of_usual_stream(spans, launch, found, waits)
     if made is not None:
         found = _with_late_ends(spans, launch, made.span[waits[made.span]], found)
         known = awaited_spans(spans, launch, made, np.where(waits, found, -1))

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -119,7 +120,7 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
         found[position[kept[flags[kept]]]] = True
         return found
 
-    return HostCalls(
+    found = HostCalls(
         row=calls[keeps],
         name=table.name[keeps],
         lane=table.lane[keeps],
@@ -134,6 +135,43 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
         launched_by=launched_by,
         launches_graph=of_outer(graphs),
         lost_graphs_ns=np.sort(table.start_ns[graphs & ~owns]),
+    )
+    return _one_each_launch(found, spans.launch_ns)
+
+
+def _one_each_launch(calls: HostCalls, launch_ns: Ints) -> HostCalls:
+    """Return the calls; of one inside which spans were launched at several moments (a task of a framework's queue that
+    launches one after the other), a call at each, which takes no time. A graph is launched by one call.
+
+    `launch_ns` is when each span was launched.
+    """
+    spans = np.flatnonzero(calls.launched_by >= 0)
+    by = calls.launched_by[spans]
+    moment_ns = np.clip(launch_ns[spans], calls.begin_ns[by], calls.end_ns[by])
+    order = sort_order(by, moment_ns)
+    spans, by, moment_ns = spans[order], by[order], moment_ns[order]
+    opens = np.append(True, (np.diff(by) != 0) | (np.diff(moment_ns) != 0))[: by.size]
+    moments = np.bincount(by[opens], minlength=calls.row.size)
+    apart = (moments > 1) & ~calls.launches_graph
+    if not apart.any():
+        return calls
+    counts = np.where(apart, moments, 1)
+    rows, first = np.repeat(np.arange(counts.size), counts), np.cumsum(counts) - counts
+    number = np.cumsum(opens) - 1
+    place = first[by] + np.where(apart[by], number - number[np.searchsorted(by, by)], 0)
+    begin_ns, end_ns = calls.begin_ns[rows], calls.end_ns[rows]
+    of_several = apart[by]
+    begin_ns[place[of_several]] = end_ns[place[of_several]] = moment_ns[of_several]
+    launched_by = calls.launched_by.copy()
+    launched_by[spans] = place
+    kept = ("row", "name", "lane", "process", "synchronizes", "waits_for_stream", "waits_for_all", "allocates")
+    return replace(
+        calls,
+        **{name: getattr(calls, name)[rows] for name in (*kept, "launches_graph")},
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        copies=calls.copies[rows] & ~apart[rows],
+        launched_by=launched_by,
     )
 
 

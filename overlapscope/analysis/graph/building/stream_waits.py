@@ -15,7 +15,7 @@ from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, HostSpans, Ints, Small, Spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import ascending, sort_order, sum_by, values_in
+from overlapscope.timeline.rows import ascending, factorize_rows, sort_order, sum_by, values_in
 
 WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
 """cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
@@ -24,6 +24,8 @@ CLOCKS_AGREE_NS: Final = 3_000
 """A span may seem to end this much after what waited for it."""
 AGREE: Final = 0.9
 """Least share of the waits that bound which point to the last span of one stream."""
+LIKE_WAITS: Final = 3
+"""So many others of its like say for which stream a span waited, of several on which one had just ended. A choice."""
 
 
 class StreamWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,33 @@ def awaited_spans(spans: Spans, launch: Ints, waits: StreamWaits, bound: Ints) -
             if awaited != lane and _agree(last, shown, spans.end_ns, spans.start_ns[waiting]):
                 found[waiting] = last
     return found
+
+
+def of_usual_stream(spans: Spans, launch: Ints, found: Ints, waits: Flags) -> Ints:
+    """Return what each span waited for; of spans of several streams that ended within `OWN_NS` of each other, that of
+    the stream for which the others of its like, of its name and stream, waited.
+
+    `found` holds the span of another stream that ended last before each span, -1 for none; `waits` which spans began at
+    no other end or launch that is known. A copy of the next batch may end at any moment, also at this one.
+    """
+    asking = np.flatnonzero(waits & (found >= 0))
+    if not asking.size:
+        return found
+    like, first = factorize_rows([spans.lane[asking], spans.name[asking]])
+    lanes = values_in(spans.lane[found[asking]])
+    votes = np.zeros((first.size, lanes.size), np.int64)
+    np.add.at(votes, (like, np.searchsorted(lanes, spans.lane[found[asking]])), 1)
+    usual, most, others = lanes[votes.argmax(axis=1)], votes.max(axis=1), votes.sum(axis=1) - 1
+    agreed = (others >= LIKE_WAITS) & (most >= AGREE * others)
+    odd = agreed[like] & (usual[like] != spans.lane[found[asking]])
+    chosen = found.copy()
+    for lane in values_in(usual[like[odd]]).tolist():
+        mine = asking[odd & (usual[like] == lane)]
+        last = _last_launched(spans, launch, lane, launch[mine])
+        near = (spans.end_ns[last] <= spans.start_ns[mine]) & (spans.end_ns[last] >= spans.end_ns[found[mine]] - OWN_NS)
+        tied = (last >= 0) & (launch[last] != NONE) & near
+        chosen[mine[tied]] = last[tied]
+    return chosen
 
 
 def last_before_sync(spans: Spans, calls: HostCalls, launch: Ints, awaited: Ints) -> Ints:

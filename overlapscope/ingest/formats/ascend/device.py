@@ -32,8 +32,10 @@ from overlapscope.timeline.columns import (
     integers,
     make,
 )
+from overlapscope.timeline.intervals import BusyTime, difference, length, union
 from overlapscope.timeline.names import Codes
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
+from overlapscope.timeline.rows import split_by
 
 NO_WORK, COMPUTES, COPIES, SERVES, UNKNOWN = range(5)
 """Synchronisation; computation; a copy; a step inside a collective; a type that matches no rule."""
@@ -67,6 +69,12 @@ _INSIDE: Final = re.compile(
 """An operation inside a longer name, such as `MatmulAllReduceAicpu`; longer ones first."""
 _SHARDED: Final = frozenset({"all_gather", "gather", "reduce_scatter", "scatter"})
 """HCCL counts one member's part of these, as its API does."""
+_NOTIFY_WAIT: Final = re.compile(r"notify.?wait", re.I)
+_WAITS_AT_BEGIN: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""Operations in which every member moves data of its own."""
+_MOVED_BEFORE: Final = 0.1
+"""Waiting for the last member comes before a call has moved data for this share of the time for which it does: before
+it, members copy within their own memory. A choice."""
 
 
 @cache
@@ -175,8 +183,38 @@ def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints)
         launch_ns=launch_ns,
         start_ns=columns.ranges.start_ns[rows],
         end_ns=columns.ranges.end_ns[rows],
+        waited_ns=_waited_ns(columns, names, rows, ops),
     )
     return calls, notes
+
+
+def _waited_ns(columns: AscendColumns, names: list[str], rows: Ints, ops: list[str]) -> Ints:
+    """Return how long each collective waited for other members before it moved data, as its tasks show; else NONE.
+
+    That is the longest time in which one of its Notify Waits ran, and nothing that moves data or reduces it. A task is
+    of the collective that has its connection, if it lies within it.
+    """
+    found = np.full(rows.size, NONE, np.int64)
+    ranges = columns.ranges
+    of = {int(columns.connection[row]): at for at, row in enumerate(rows.tolist()) if ops[at] in _WAITS_AT_BEGIN}
+    of.pop(NONE, None)
+    tasks = np.flatnonzero((columns.task_type >= 0) & np.isin(columns.connection, list(of)))
+    call = np.array([of[each] for each in columns.connection[tasks].tolist()], np.int64)
+    inside = ranges.start_ns[tasks] >= ranges.start_ns[rows][call]
+    inside &= ranges.end_ns[tasks] <= ranges.end_ns[rows][call]
+    tasks, call = tasks[inside], call[inside]
+    waits = _marked([_NOTIFY_WAIT.search(each) is not None for each in names], columns.task_type[tasks])
+    moves = ~waits & _marked([sort_of(each) != NO_WORK for each in names], columns.task_type[tasks])
+    for own in split_by(call):
+        waiting, moving = (
+            union((ranges.start_ns[tasks[own[which[own]]]], ranges.end_ns[tasks[own[which[own]]]]))
+            for which in (waits, moves)
+        )
+        alone = difference(waiting, moving)
+        before = BusyTime(moving).before(alone.starts) <= _MOVED_BEFORE * length(moving)
+        if waiting.starts.size and moving.starts.size:
+            found[call[own[0]]] = int((alone.ends - alone.starts)[before].max(initial=0))
+    return found
 
 
 def _elements(op: str, counted: int) -> int | None:

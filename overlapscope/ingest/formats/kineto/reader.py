@@ -21,6 +21,7 @@ from overlapscope.ingest.build.timeline import BuiltTimeline, assign_steps, devi
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import host_steps, step_at
 from overlapscope.ingest.formats.kineto.cpu_spans import cpu_spans
+from overlapscope.ingest.formats.kineto.devices import devices_at_work, of_each_device
 from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
@@ -28,7 +29,7 @@ from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_meta
 from overlapscope.ingest.formats.kineto.own_rank import host_in_name, with_rank
 from overlapscope.ingest.formats.kineto.transfers import inside, with_transfers
 from overlapscope.ingest.parsing.json_values import hash_of
-from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.ingest.reader import ReadContext, Reading, rank_from_path
 from overlapscope.timeline.columns import NONE, Ints, Steps, shift
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import SHAPES, Source
@@ -70,15 +71,27 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     if columns.device_name.size == 0:
         _refuse_lost_device(columns, metadata, display_path(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
-    built = build(columns, metadata, context.classifier, display_path(path), truncated)
-    timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
-    stated = {"host": metadata.host or host_in_name(path, timeline), "trigger": metadata.reason,
-              SHAPES: metadata.has_shapes}  # fmt: skip
-    recorded = {name: value for name, value in stated.items() if value is not None}
+    devices, divided = _devices(columns, metadata, path)
+    built = [build(each, metadata, context.classifier, display_path(path), truncated) for each in divided]
+    if len(devices) > 1:
+        listed = f"its process works on {len(devices)} devices ({', '.join(devices)})"
+        together = "it is one rank of several: its figures are of all of them, and idle is when none runs anything"
+        warnings.append(f"{listed}: " + ("each is a rank, from 0 on" if len(divided) > 1 else together))
+    stated = {"trigger": metadata.reason, SHAPES: metadata.has_shapes}
+    if len(built) > 1:
+        stated["clock"] = f"torch.profiler file {hash_of(display_path(path).encode())}"
+    timelines = []
+    for at, (each, part) in enumerate(zip(built, divided, strict=True)):
+        timeline = with_ready_gradients(each.timeline, part, metadata.base_ns)
+        recorded = {**stated, "host": metadata.host or host_in_name(path, timeline)}
+        timeline = replace(timeline, recorded={name: value for name, value in recorded.items() if value is not None})
+        rank = at if len(built) > 1 else metadata.rank
+        timelines.append(with_rank(timeline, rank, path, each.groups))
+    groups = {group.name: group for each in built for group in each.groups}
     return Reading(
-        timelines=(with_rank(replace(timeline, recorded=recorded), metadata.rank, path, built.groups),),
-        world_size=metadata.world_size,
-        groups=built.groups,
+        timelines=tuple(timelines),
+        world_size=len(built) if len(built) > 1 else metadata.world_size,
+        groups=tuple(groups.values()),
         fingerprint=dict(metadata.fingerprint),
         source=Source(
             path=display_path(path),
@@ -86,10 +99,21 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
             repaired=columns.repaired,
             dropped=columns.dropped,
             truncated=truncated,
-            unlinked=built.unlinked,
-            warnings=(*warnings, *built.notes),
+            unlinked=sum(each.unlinked for each in built),
+            warnings=(*warnings, *dict.fromkeys(note for each in built for note in each.notes)),
         ),
+        ranks_assumed=len(built) > 1,
     )
+
+
+def _devices(columns: TraceColumns, metadata: TraceMetadata, path: Path) -> tuple[list[str], list[TraceColumns]]:
+    """Return the devices that the process works on, and the columns of each rank that it is: one for each device, but
+    one in all if it is a rank of several, whose groups name processes."""
+    devices = devices_at_work(columns)
+    if len(devices) < 2 or (metadata.world_size or 1) > 1 or (metadata.rank or rank_from_path(path) or 0) > 0:
+        return devices, [columns]
+    called = any(name == RECORD_PARAM_COMMS or C10D_CALL.match(name) for name in columns.names.to_list())
+    return devices, [columns] if called else of_each_device(columns, devices)
 
 
 def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:

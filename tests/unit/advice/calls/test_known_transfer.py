@@ -41,6 +41,25 @@ def test_calls_that_follow_directly_and_last_alike_transfer(run: Run, *, said: b
     assert follow_directly(looked_at(run)) is said
 
 
+@pytest.mark.parametrize(
+    ("smaller_us", "said"), [(82, True), (88, False)], ids=["time follows the bytes", "each waits as long"]
+)
+def test_calls_of_several_sizes_that_follow_directly_and_last_as_their_bytes_transfer(
+    smaller_us: float, *, said: bool
+) -> None:
+    """Times of a size differ by 4 %: of one size that would be too much."""
+
+    def step(number: int) -> list[Kernel | Sent]:
+        at, sent = 300.0, []
+        for call in range(6):
+            size, took = (36, 100 + 2 * (number % 3)) if call < 5 else (30, smaller_us + 2 * (number % 3))
+            sent.append(Sent(start=at, end=at + took, launch=200 + call, size_bytes=size * MIB))
+            at += took
+        return [Kernel(start=0, end=300), *sent, Kernel(start=980, end=990, launch=250)]
+
+    assert follow_directly(looked_at(made(step))) is said
+
+
 def unsplit(run: Run) -> RuleInput:
     """Return a job of which it is not recorded how many ranks it has, nor so how long calls transfer."""
     given = looked_at(run)

@@ -7,7 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.calls import message_rates
-from overlapscope.advice.calls.message_rates import _are_on_one_host, at_most_by_messages_ns
+from overlapscope.advice.calls.message_rates import at_most_by_messages_ns
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.one_host import are_on_one_host
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Item, Kernel, Sent, made
@@ -89,9 +91,9 @@ def test_names_of_hosts_show_that_ranks_are_on_one_host_where_all_of_them_are_kn
 
 def test_a_host_that_is_named_has_any_number_of_devices() -> None:
     """Of hosts with six devices, ranks 7 and 8 are on the second one; by numbers of devices that is not known."""
-    given = looked_at(exchanging(), ranks=2)
+    run = exchanging()
     for host, known in (("b", True), (None, False)):
-        infos = [replace(each, rank=each.rank + 7, host=host) for each in given.analysis.ranks]
-        ranks = {rank + 7: replace(each, rank=rank + 7) for rank, each in given.run.ranks.items()}
-        shifted = replace(given, analysis=replace(given.analysis, ranks=infos), run=replace(given.run, ranks=ranks))
-        assert _are_on_one_host(shifted, (7, 8)) is known
+        recorded = {"settings": {"host": host}}
+        ranks = {rank + 7: replace(each, rank=rank + 7, recorded=recorded) for rank, each in run.ranks.items()}
+        shifted = replace(run, ranks=ranks)
+        assert are_on_one_host(shifted, ranks_of_hosts(shifted), (7, 8)) is known

@@ -9,16 +9,22 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import Rule
 from overlapscope.advice.calls.embedding_tail import embedding_tail
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
-from overlapscope.advice.calls.savings import faster_beside_half_ns, moving_ns, saved_by_half_ns, saved_by_overlap_ns
+from overlapscope.advice.calls.savings import (
+    as_fast_beside,
+    faster_beside_half_ns,
+    moving_ns,
+    saved_by_half_ns,
+    saved_by_overlap_ns,
+)
 from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.per_rank.interference import Interference
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 from tests.support.builders import EPOCH_NS
 from tests.support.step_cases import STEP, STEPS, US, Item, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import fired, last_gradient
@@ -108,7 +114,8 @@ def test_time_in_which_the_next_compute_waits_for_something_else_is_not_saved(ca
 
 @pytest.mark.parametrize("seed", range(20))
 def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_other(seed: int) -> None:
-    """Each was launched some time before it began; where it directly follows the one before, it stood behind that."""
+    """Each was launched some time before it began; where it directly follows the one before, it stood behind that. No
+    compute lies between those of a row: what waits for them begins as the last one ends."""
     drawn = np.random.default_rng(seed)
     took, gap = drawn.integers(10, 60, 8), drawn.integers(0, 2, 8) * 40
     ends = 100 + np.cumsum(took + gap)
@@ -118,21 +125,49 @@ def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_oth
         Sent(start=int(end - each), end=int(end), launch=int(end - each - lead), phase="backward", size_bytes=MIB)
         for end, each, lead in zip(ends, took, waited, strict=True)
     ]
-    given = looked_at(made(lambda _: [Kernel(start=0, end=computed, launch=1), *calls]))
+    given = looked_at(made(lambda _: [Kernel(start=0, end=computed, launch=999), *calls]))
     timeline, windows, parts = given.run.ranks[0], given.windows[0], given.parts[0]
     depends = replace(parts, by_graph={"dependency": times(0, STEP)})
     rows, transfer = np.arange(8 * STEPS), timeline.collectives.end_ns - timeline.collectives.start_ns
     found = saved_by_half_ns(replace(given, parts={0: depends, 1: depends}), timeline, windows, rows, transfer)
 
-    earlier, rows_of = 0.0, [(0.0, 0.0)]
+    earlier, rows_of = 0.0, [(0.0, 0.0, 0.0)]
     for at in range(8):
         stood = int(waited[at]) * US if at and gap[at] == 0 else 0
         earlier = took[at] * US / 2 + min(earlier, stood)
         exposed = max(int(ends[at]) - max(int(ends[at] - took[at]), computed), 0) * US
         if not stood:
-            rows_of.append((0.0, 0.0))
-        rows_of[-1] = rows_of[-1][0] + min(earlier, exposed), rows_of[-1][1] + took[at] * US / 2
+            rows_of.append((0.0, 0.0, 0.0))
+        rows_of[-1] = rows_of[-1][0] + min(earlier, exposed), rows_of[-1][1] + took[at] * US / 2, earlier
     assert found == pytest.approx(sum(map(min, rows_of)))
+
+
+def last_reductions(*, launch: float = 100, computed: float) -> float:
+    """Return what half of the bytes saves, in us a step, of two reductions of 200 us, the second one right after the
+    first, from 400 to 800, all exposed but for 50 us until some moment, which are launched before the second one."""
+    items = [
+        Kernel(start=0, end=50, launch=1), Kernel(start=computed - 50, end=computed, launch=launch - 0.5),
+        Sent(start=400, end=600, launch=90), Sent(start=600, end=800, launch=launch),
+        Kernel(start=801, end=990, launch=launch + 1),
+    ]  # fmt: skip
+    given = looked_at(made(lambda _: items))
+    parts = {rank: replace(each, by_graph={"dependency": times(0, STEP)}) for rank, each in given.parts.items()}
+    rows = np.arange(2 * STEPS)
+    each_ns = np.full(rows.size, 200 * US)
+    return saved_by_half_ns(replace(given, parts=parts), given.run.ranks[0], given.windows[0], rows, each_ns) / US
+
+
+def test_a_reduction_begins_no_earlier_than_compute_launched_before_it_ends() -> None:
+    """The first one ends 100 us earlier; the second one lasts 100 us less, and may begin as its gradient is ready."""
+    assert last_reductions(computed=200) == 200
+    assert last_reductions(computed=570) == 130
+    assert last_reductions(computed=650) == 200, "it did not wait for that: nor does any of its stream"
+
+
+def test_what_waits_for_several_calls_begins_as_the_last_of_them_ends() -> None:
+    """The second one was launched 10 us before it began: it ends 110 us earlier, though the first one saves 100 too."""
+    assert last_reductions(launch=590, computed=200) == 110
+    assert last_reductions(launch=590, computed=651) == 200, "compute after the first one waits for that alone"
 
 
 def test_calls_on_several_streams_at_once_save_no_more_than_their_time() -> None:
@@ -151,13 +186,19 @@ def test_calls_on_several_streams_at_once_save_no_more_than_their_time() -> None
     assert one == 250 * US
 
 
-def test_compute_beside_calls_is_slowed_for_half_as_long() -> None:
+@pytest.mark.parametrize("high", [None, 1.25])
+def test_compute_beside_calls_is_slowed_for_half_as_long_where_that_was_measured(high: float | None) -> None:
     call = Sent(start=300, end=700, launch=250, size_bytes=36 * MIB)
     given = looked_at(made(lambda _: [Kernel(start=0, end=600), call, Kernel(start=800, end=990)]))
     rows = np.arange(STEPS)
     assert given.analysis.ranks[0].interference is None
+    if high is not None:
+        slowed = Interference(times=1.2, low=1.1, high=high, launches=9, compared_share=1.0, classes=[])
+        ranks = [replace(each, interference=slowed) for each in given.analysis.ranks]
+        given = replace(given, analysis=replace(given.analysis, ranks=ranks))
     found = faster_beside_half_ns(given, given.run.ranks[0], rows, np.full(STEPS, 200 * US))
-    assert found == pytest.approx(100 / 2 * (1 - 1 / SLOWDOWN_PRIOR[1]) * US), "from 500 to 600 us"
+    assert found == pytest.approx(0 if high is None else 100 / 2 * (1 - 1 / high) * US), "from 500 to 600 us"
+    assert len(as_fast_beside(given)) == (high is None)
 
 
 @pytest.mark.parametrize(("group", "least"), [("g", 36), ("", 160)])

@@ -7,8 +7,9 @@ import pytest
 
 from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.analysis.result import Recommendation
-from tests.support.step_cases import Item, Kernel, Sent, made
+from tests.support.step_cases import US, Item, Kernel, Sent, made
 from tests.unit.advice.test_exposed_calls import looked_at
+from tests.unit.advice.test_stream_copies import unmarked
 
 FORWARD = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128>>(Flash_fwd_params)"
 BACKWARD = "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<128>(Flash_bwd_params)"
@@ -41,7 +42,7 @@ def test_it_is_said_how_often_attention_runs_and_how_long_a_forward_pass_takes()
     )
     assert each.gain_high_ns is each.loss_ns is None, "whether memory holds more is not known"
     assert each.verdict == "trial"
-    assert msgspec.json.encode(each.evidence) == b'{"forward_kernels":8.0,"forward_ns":120000}'
+    assert msgspec.json.encode(each.evidence) == b'{"forward_kernels":8.0,"forward_ns":120000,"exposed_ns":0}'
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,62 @@ def test_it_is_seen_in_other_orders_and_kernels(alike: dict[str, Any]) -> None:
 )
 def test_nothing_is_said_elsewhere(other: dict[str, Any]) -> None:
     assert found(**other) is None
+
+
+def cut(order: str, *, sent: bool = False) -> Recommendation | None:
+    """Return what is recommended where a recording without steps has such kernels of attention, 30 us apart, each of
+    which a call follows."""
+
+    def step(number: int) -> list[Item]:
+        kernels = [
+            Kernel(start=at * 30, end=at * 30 + 15, name=FORWARD if one == "F" else BACKWARD)
+            for at, one in enumerate(order)
+        ]
+        calls = [Sent(start=at * 30 + 16, end=at * 30 + 26) for at in range(len(order)) if sent]
+        return [*kernels, Kernel(start=950, end=990), *calls] if number == 0 else []
+
+    return recomputation(looked_at(unmarked(made(step))))
+
+
+PASS = "FFFFF" + "BF" * 3 + "B"
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "FB" * 2 + PASS[:8],  # begins and ends within backward, and has four layers of it
+        PASS,
+        PASS[2:] + PASS,  # begins in forward
+        PASS + PASS + "FFFF",  # ends in it
+        "FB" * 4 + PASS,
+    ],
+)
+def test_a_recording_that_is_cut_within_a_step_shows_it_by_what_backward_follows(order: str) -> None:
+    found = cut(order)
+    assert found is not None
+    layers, forward = order.count("B"), order.count("F")
+    assert found.per == "recording"
+    assert found.evidence == {"forward_kernels": forward, "forward_ns": layers * 30 * US, "exposed_ns": 0}
+    assert f"forward {forward} times a recording and backward {layers} times" in found.title
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "FFFFBBBB" * 2,
+        "FB" * 8,  # as of a pipeline's last stage
+        "FFFFF" + "BF" * 4 + "BBBB",  # as of its first one, of one layer
+        "FFFFF" + "BF" * 6 + "B",  # more backward than layers
+        "FFFF" + "BF" * 2 + "B" + "FFFF",  # three layers
+        "FB" + PASS[:7],  # fewer backward
+        PASS + "FFFF" + "BF" * 2 + "B" + PASS,  # unlike passes
+    ],
+)
+def test_of_a_recording_that_is_cut_other_orders_show_nothing(order: str) -> None:
+    assert cut(order) is None
+
+
+def test_exposed_calls_of_a_forward_pass_are_said_to_be_made_again() -> None:
+    found = cut("FB" * 2 + PASS[:8], sent=True)
+    assert found is not None
+    assert found.title.endswith("up to about as long, with up to 0.04 ms of exposed communication")

@@ -1,5 +1,7 @@
 """A fused optimizer is to be tried where torch's own takes long in many kernels."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -7,7 +9,7 @@ from msgspec.structs import replace
 from overlapscope.advice.compute.unfused_optimizer import AT_LEAST, NOTHING
 from overlapscope.timeline.columns import NONE, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
+from tests.support.step_cases import US, Kernel, Range, Ready, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::BinaryOpScalarFunctor>"
@@ -20,15 +22,17 @@ def updating(
     took_us: float = 60,
     launch: float = 800,
     host_op: str = "foreach",
+    other: str | None = None,
+    sent: Sequence[Sent] = (Sent(start=100, end=200),),
 ) -> Run:
-    """Return a job whose optimizer's range, from 790 us on, launches two kernels."""
+    """Return a job whose optimizer's range, from 790 us on, launches two kernels; `other` names the second one."""
     middle, until = 900 + took_us / 2, 900 + took_us
     return made(
         lambda _: [
-            Kernel(start=0, end=900), Sent(start=100, end=200),
+            Kernel(start=0, end=900), *sent,
             Range(name=f"Optimizer.step#{optimizer}.step", start=790, end=850),
             Kernel(start=900, end=middle, launch=launch, name=kernel, host_op=host_op),
-            Kernel(start=middle, end=until, launch=launch + 1, name=kernel, host_op=host_op),
+            Kernel(start=middle, end=until, launch=launch + 1, name=other or kernel, host_op=host_op),
             Kernel(start=until, end=990, launch=860),
         ]
     )  # fmt: skip
@@ -38,8 +42,8 @@ def test_it_is_named_with_its_kernels_and_what_it_saves_at_most() -> None:
     found = fired(updating())["unfused_optimizer"]
     assert found.title.startswith("Try fused=True: 2 kernels of AdamW take 0.06 ms of a 1 ms step (6.0 %)")
     assert found.apply == {"torch": "optimizer = torch.optim.AdamW(..., fused=True)"}
-    # A fused kernel takes as long as the longest of these, at least: 30 us; and kernels that work are no loss.
-    assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (30 * US, None, None)
+    # A fused one takes a third of it, at least, beyond 5 us of each kernel; and kernels that work are no loss.
+    assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (round((60 - 50 / 3) * US), None, None)
     assert found.evidence["optimizer_ns"] == 60 * US
 
 
@@ -56,7 +60,7 @@ def test_others_are_not(other: dict[str, object]) -> None:
 
 
 def test_four_percent_of_a_step_are_enough_but_not_of_a_loop() -> None:
-    assert fired(updating(took_us=41))["unfused_optimizer"].gain_high_ns == 20.5 * US
+    assert fired(updating(took_us=41))["unfused_optimizer"].gain_high_ns == round((41 - 31 / 3) * US)
     assert "unfused_optimizer" not in fired(looping(kernels=20, gap_us=-1)), "of 41 us, too"
 
 
@@ -73,43 +77,47 @@ def test_a_kernel_that_a_fused_one_takes_as_long_as_is_no_trial() -> None:
     assert "unfused_optimizer" not in fired(looping(gap_us=0, elements=30_000_000)), "as long as its bytes need"
 
 
-def test_the_longest_kernel_is_that_of_a_usual_step() -> None:
-    """In one of them a kernel of 30 us takes 60."""
-
-    def step(number: int) -> list[Item]:
-        until = 930 if number != 3 else 960
-        return [
-            Kernel(start=0, end=900), Sent(start=100, end=200),
-            Range(name="Optimizer.step#AdamW.step", start=790, end=850),
-            Kernel(start=900, end=until, launch=800, name=FOREACH, host_op="foreach"),
-            Kernel(start=until, end=until + 30, launch=801, name=FOREACH, host_op="foreach"),
-        ]  # fmt: skip
-
-    assert fired(made(step))["unfused_optimizer"].evidence["needs_ns"] == 30 * US
+def test_many_kernels_of_one_operation_of_sgd_are_the_single_pass_that_a_fused_one_makes() -> None:
+    """Without momentum; with it several operations pass over the tensors."""
+    assert "unfused_optimizer" not in fired(updating(optimizer="SGD"))
+    several = fired(updating(optimizer="SGD", other=FOREACH.replace("BinaryOp", "UnaryOp")))
+    assert several["unfused_optimizer"].gain_high_ns == 60 * US - round(50 * US / 3)
 
 
-@pytest.mark.parametrize(("between", "needs_us"), [(20, 60), (19, 30)])
-def test_each_update_of_a_step_takes_as_long_as_its_longest_kernel(between: int, needs_us: int) -> None:
-    """Two updates with a pass of so many other kernels between them; fewer are what prepares gradients."""
+def test_what_short_kernels_take_may_all_be_saved() -> None:
+    """A kernel takes 5 us whatever it reads and writes: of 24 that take 3 us each nothing else is known."""
+    assert fired(updating(took_us=50))["unfused_optimizer"].evidence["needs_ns"] == round(40 * US / 3)
+    assert fired(looping())["unfused_optimizer"].evidence["needs_ns"] == 0
 
-    def step(_: int) -> list[Item]:
-        one, other = (
-            [
-                Kernel(
-                    start=begin + at * 30, end=begin + at * 30 + 30, launch=launch + at, name=FOREACH, host_op="foreach"
-                )
-                for at in range(2)
-            ]
-            for begin, launch in ((500, 420), (900, 820))
-        )
-        passes = [Kernel(start=600 + 10 * at, end=605 + 10 * at, launch=500 + at) for at in range(between)]
-        return [
-            Kernel(start=0, end=500), Sent(start=100, end=200), *one, *passes, *other,
-            Range(name="Optimizer.step#AdamW.step", start=410, end=450),
-            Range(name="Optimizer.step#AdamW.step", start=810, end=850),
-        ]  # fmt: skip
 
-    assert fired(made(step))["unfused_optimizer"].evidence["needs_ns"] == needs_us * US
+def reduced(*more: Sent, size_bytes: int = 16_000_000) -> Run:
+    """Return a job that sums gradients of so many bytes over data parallelism, and then updates parameters."""
+    call = Sent(start=100, end=200, size_bytes=size_bytes, dimension="data")
+    return updating(sent=(call, *more))
+
+
+def test_gradients_that_are_all_reduced_at_once_tell_what_an_update_reads_and_writes() -> None:
+    """16 MB seven times, at 3.35 TB/s: 33.4 us of 60. Of several passes the gradients are no larger."""
+    again = Sent(start=220, end=300, size_bytes=16_000_000, dimension="data")
+    for run in (reduced(), reduced(again)):
+        assert fired(run)["unfused_optimizer"].evidence["needs_ns"] == round(7 * 16_000_000 / 3350)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "broadcast", "reduce_scatter"])
+def test_ranks_that_share_parameters_update_a_part(op: str) -> None:
+    shared = Sent(start=220, end=300, op=op, size_bytes=16_000_000, dimension="data")
+    assert fired(reduced(shared))["unfused_optimizer"].evidence["needs_ns"] == round(50 * US / 3)
+    of_tensors = Sent(start=220, end=300, op=op, group="t", size_bytes=16_000_000, dimension="tensor")
+    assert fired(reduced(of_tensors))["unfused_optimizer"].evidence["needs_ns"] > 30 * US
+
+
+@pytest.mark.parametrize(
+    ("device", "gbs"),
+    [("NVIDIA L40S", 864), ("NVIDIA A100-SXM4-40GB", 2039), ("NVIDIA H200", 4800), ("NVIDIA GH200 480GB", 8000)],
+)
+def test_bytes_are_read_at_the_rate_of_the_device_of_the_run_or_of_the_fastest(device: str, gbs: int) -> None:
+    run = replace(reduced(size_bytes=5_000 * gbs), fingerprint={"device": device})
+    assert fired(run)["unfused_optimizer"].evidence["needs_ns"] == 7 * 5_000
 
 
 NORM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::LpNormFunctor<float, 2>>"
@@ -131,8 +139,8 @@ def test_of_a_graph_names_tell_its_kernels() -> None:
     assert "2 kernels of AdamW take 0.06 ms" in found.title
     assert found.apply == {"torch": "optimizer = torch.optim.AdamW(..., fused=True, capturable=True)"}
     assert "by their names" in found.measured[0]
-    of_sgd = fired(in_a_graph(updating(optimizer="SGD")))["unfused_optimizer"]
-    assert of_sgd.apply == {"torch": "optimizer = torch.optim.SGD(..., fused=True)"}
+    other = fired(in_a_graph(updating(optimizer="Adagrad")))["unfused_optimizer"]
+    assert other.apply == {"torch": "optimizer = torch.optim.Adagrad(..., fused=True)"}
 
 
 def test_clipping_in_a_graph_is_no_update() -> None:
@@ -191,8 +199,8 @@ def test_a_loop_over_parameters_is_named_with_what_a_fused_one_saves_at_most() -
 
 
 def test_what_the_bytes_of_an_update_need_is_no_gain() -> None:
-    """20 million parameters of four bytes are passed over seven times, at 8 TB/s at most: 70 us of the 72."""
-    found = fired(looping(elements=20_000_000))["unfused_optimizer"]
+    """8,375,000 parameters of four bytes are passed over seven times, at 3.35 TB/s: 70 us of the 72."""
+    found = fired(looping(elements=8_375_000))["unfused_optimizer"]
     assert found.evidence["needs_ns"] == 70 * US
     assert found.assumed == [AT_LEAST]
     assert found.gain_high_ns == pytest.approx((115 + 2) * US, rel=0.02)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from overlapscope.advice.step_shape import SCATTER
+from overlapscope.advice.losses.sharded_optimizer import SCATTER
 from overlapscope.timeline.run import Run
-from tests.support.step_cases import US, Item, Kernel, Range, Sent, made
+from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 MIB = 1 << 20
@@ -25,12 +25,21 @@ def buckets(*sizes: int, phase: str | None = "backward", gathered: int = 0, more
     )  # fmt: skip
 
 
+DDP = Range(name="DistributedDataParallel.forward", start=1, end=2)
+
+
 def test_few_large_buckets_are_to_be_split() -> None:
     found = fired(buckets(386, 202))["split_all_reduce"]
     assert found.title.startswith("Split all-reduces of 386 MiB: one begins only when all that it sends is ready, and ")
     assert found.gain_high_ns == pytest.approx(80 * US, rel=0.01), "what is exposed of 100 us"
     assert "reduce_bucket_size" in found.apply["deepspeed"]
     assert "torch" not in found.apply
+
+
+def test_a_bucket_of_ddp_that_fills_through_backward_is_to_be_split_where_no_gradients_were_recorded() -> None:
+    found = fired(buckets(386, more=(DDP,)))["split_all_reduce"]
+    assert "bucket_cap_mb" in found.apply["ddp"]
+    assert found.gain_high_ns == pytest.approx(30 * US, rel=0.01), "what is exposed"
 
 
 @pytest.mark.parametrize(("gathered", "said"), [(588, True), (300, False)])
@@ -49,9 +58,11 @@ def test_that_reduce_scatter_sends_less_is_said_where_as_much_is_gathered(gather
         pytest.param(buckets(386, 202, phase="forward"), id="in forward, as tensor parallelism does"),
         pytest.param(buckets(386, 202, phase=None), id="nothing says that they are of backward"),
         pytest.param(
-            buckets(386, 202, more=(Range(name="DistributedDataParallel.forward", start=1, end=2),)),
+            buckets(386, 202, more=(DDP, Ready(name="g", elements=1 << 20, at=400))),
             id="of DDP, whose caps are replayed",
         ),
+        pytest.param(buckets(202, 386, more=(DDP,)), id="of DDP, of which the largest fills in no time: one gradient"),
+        pytest.param(buckets(1, 101, 101, 220, more=(DDP,)), id="of DDP, of which the last is mostly one gradient"),
     ],
 )
 def test_others_are_not(run: Run) -> None:

@@ -56,6 +56,20 @@ def test_the_rank_that_loses_far_more_than_the_mean_of_all_is_named() -> None:
     assert lost({0: [0] * 6, **{rank: [0] * 6 for rank in range(2, 10)}, 1: [300] * 6}) == (300, words, " of rank 1")
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([0, 0, 468, 230, 0, 0], "0.23 ms to 0.468 ms in 2 of 6 steps, 0.116 ms a step in the mean"),
+        ([0, 0, 468, 230, 5, 4], "0.23 ms to 0.468 ms in 2 of 6 steps, 0.118 ms a step in the mean"),
+        ([0, 0, 468, 400, 0, 0], "0.434 ms in 2 of 6 steps, 0.145 ms a step in the mean"),
+        ([0, *[100] * 19], "0.1 ms in 19 of 20 steps, 0.095 ms a step in the mean"),
+    ],
+    ids=["one half as long", "and noise", "alike", "many alike"],
+)
+def test_steps_that_have_nearly_all_of_a_loss_are_counted_with_their_range(own: Sequence[int], words: str) -> None:
+    assert lost({1: own}) == (sum(own) // len(own), words, "")
+
+
 def test_of_ranks_that_lose_in_turn_each_step_counts_that_which_loses_most() -> None:
     words = "0.3 ms in 2 of 6 steps, 0.1 ms a step in the mean"
     assert lost({0: [0, 300, 0, 0, 0, 0], 1: [0, 0, 300, 0, 0, 0]}) == (100, words, "")

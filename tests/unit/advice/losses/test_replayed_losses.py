@@ -35,15 +35,16 @@ def draining(then: Operation = COPIED, steps: int = STEPS) -> list[Operation]:
     return [each for _ in range(steps) for each in step] + [Launch(0, 20 * MS)]
 
 
-def with_ranges(run: Run, name: str, starts: Ints, lasted_ns: int = PAUSE - 2 * US) -> Run:
-    """Return a run of one rank with ranges of its thread from these moments on."""
-    timeline = run.ranks[0]
+def with_ranges(run: Run, name: str, starts: Ints, lasted_ns: int = PAUSE - 2 * US, rank: int = 0) -> Run:
+    """Return a run with ranges of the thread of one of its ranks from these moments on."""
+    timeline = run.ranks[rank]
     lane = int(timeline.host.lane[0])
     ranges = make(
         Annotations, starts.size, recording=0, lane=lane, name=len(timeline.names), start_ns=starts + US,
         end_ns=starts + US + lasted_ns,
     )  # fmt: skip
-    return replace(run, ranks={0: replace(timeline, annotations=ranges, names=(*timeline.names, name))})
+    named = replace(timeline, annotations=concat([timeline.annotations, ranges]), names=(*timeline.names, name))
+    return replace(run, ranks={**run.ranks, rank: named})
 
 
 def returned(timeline: RankTimeline) -> Ints:
@@ -132,6 +133,15 @@ def test_waiting_before_a_fetch_is_the_other_way_to_get_it_beside_the_device() -
     assert found.gain_high_ns == pytest.approx(STEPS * (PAUSE - 2 * US), rel=0.02), "no sum of the two"
 
 
+@pytest.mark.parametrize(("by", "is_offered"), [("_SingleProcess", True), ("_MultiProcessing", False)])
+def test_workers_load_no_faster_for_a_host_that_asks_for_a_batch_earlier(by: str, *, is_offered: bool) -> None:
+    run = simulate({0: draining()}).run
+    name = FETCH.replace("_SingleProcess", by)
+    found = replayed(with_ranges(read_a_number(run), name, returned(run.ranks[0])))
+    assert ("or do not wait for the device" in found["data_loading"].title) == is_offered
+    assert "blocking_calls" not in found
+
+
 def test_where_nothing_is_waited_for_there_is_no_other_way() -> None:
     step = [Work(PAUSE), Launch(0, 2 * MS)]
     run = simulate({0: [Launch(0, US), *step * STEPS]}).run
@@ -156,6 +166,25 @@ def test_a_gain_is_of_the_steps_whose_fetch_the_graph_has(first_ns: int, of_step
     run = replace(run, ranks={0: replace(timeline, annotations=concat([before, timeline.annotations]), steps=steps)})
     found = replayed(run, [replace(unmarked, per="step", bound_from="loss")], alone)["data_loading"]
     assert found.gain_high_ns == pytest.approx((unmarked.gain_high_ns or 0) / of_steps, rel=0.001)
+    assert ("the mean is of 4 of 5 steps" in " ".join(found.assumed)) == (of_steps == STEPS)
+
+
+def test_a_short_fetch_before_the_first_call_is_none_as_long_as_that_of_another_rank() -> None:
+    """Rank 0 takes its batches at once, also before its first call; rank 1 waits for one of them."""
+    short, step = 100 * US, [Launch(0, 2 * MS), Sync(0)]
+    prompt = [Work(short), *[*step, Work(short)] * STEPS, Launch(0, US)]
+    late = [Work(short), *step, Work(PAUSE), *[*step, Work(short)] * (STEPS - 1), Launch(0, US)]
+    run = simulate({0: prompt, 1: late}).run
+    for rank, lasted in ((0, short), (1, PAUSE)):
+        waits = returned(run.ranks[rank])
+        run = with_ranges(run, FETCH, waits if rank == 0 else waits[:1], lasted - 2 * US, rank)
+        run = with_ranges(run, FETCH, np.array([START_NS]), short - 2 * US, rank)
+    unmarked, alone = replayed(run)["data_loading"], summarize_ranks(run)
+    steps = make(Steps, STEPS + 1, recording=0, step=np.arange(STEPS + 1))
+    run = replace(run, ranks={rank: replace(each, steps=steps) for rank, each in run.ranks.items()})
+    found = replayed(run, [replace(unmarked, per="step", bound_from="loss")], alone)["data_loading"]
+    assert found.gain_high_ns == pytest.approx((unmarked.gain_high_ns or 0) / (STEPS + 1), rel=0.001)
+    assert "first step" not in " ".join(found.assumed)
 
 
 @pytest.mark.parametrize(("times", "is_said"), [(1.4, False), (1.6, True)])

@@ -139,3 +139,33 @@ def test_what_ran_before_the_first_call_of_a_stream_may_not_have_been_recorded(l
         ranks[rank] = replace(each, spans=replace(spans, launch_ns=np.where(unknown, NONE, spans.launch_ns)))
     (title,) = titles(replace(run, ranks=ranks))
     assert title.endswith(f"meanwhile a device is idle for up to 0.{idle_us:03d} ms")
+
+
+def two_steps_late(number: int, late_us: float, us: float) -> list[Kernel | Sent | Range]:
+    """Return a step that is launched as it begins, and runs so much later; step 3 is first in a range for so long."""
+    odd = Range(name="checkpoint", start=5, end=5 + us if number == 3 else 7)
+    launch = us + 6 if number == 3 else 10
+    return [Kernel(start=late_us, end=late_us + 900, launch=launch), odd]
+
+
+def of(number: int, job: Run) -> list[tuple[str, str]]:
+    """Return severity and end of the finding on this step."""
+    return [(each.severity, each.title.rpartition("; ")[2]) for each in analyze(job).findings
+            if each.id == f"odd_range:step{number}"]  # fmt: skip
+
+
+def test_a_host_that_leads_through_all_of_a_range_loses_nothing() -> None:
+    """What it launched before runs until after the range, though the first step was launched before the recording."""
+    job = made(lambda number: two_steps_late(number, 1900, 300))
+    assert of(3, job) == [("info", "nothing is lost: as it ends the host still leads its device by 1.495 ms")]
+    late = made(lambda number: two_steps_late(number, 1900, 300)[number < 3 :])
+    assert of(3, late) == [("info", "probably nothing is lost: what it launches next waits 1.594 ms for the device")]
+    soon = made(lambda number: two_steps_late(number, 500, 300)[number < 3 :])
+    assert of(3, soon) == [("info", "what the device did meanwhile was not recorded")]
+    behind = made(lambda number: two_steps_late(number, 340, 330))
+    assert of(3, behind) == [("warning", "meanwhile a device is idle for up to 0.095 ms")]
+
+
+def test_notes_on_ranges_that_cost_nothing_come_last() -> None:
+    found = analyze(made(lambda number: two_steps_late(number, 1900, 300))).findings
+    assert found[-1].id == "odd_range:step3"

@@ -15,7 +15,9 @@ from overlapscope.analysis.checks.outlier_steps import (
     waits_in_calls,
 )
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, cpu_run
+from tests.support.step_cases import Kernel, made
 
 MS = 1_000_000
 Row = tuple[int, int | None, int | None, int | None, int | None]
@@ -321,3 +323,61 @@ def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -
 def test_what_several_ranks_rest_on_is_named(basis: dict[int, str]) -> None:
     (found,) = outlier_steps({0: rank_with(1), 1: rank_with(1)}, basis)
     assert found.known_from == ", ".join(sorted(set(basis.values())))
+
+
+def working(step: int, kernels: int, *, us: float = 80, ranks: int = 2) -> Run:
+    """Return ranks that run ten kernels in each step, and so many in this one, each for so long."""
+
+    def run_step(number: int) -> list[Kernel]:
+        count = kernels if number == step else 10
+        lasts = 80 if number != step else us
+        return [Kernel(start=at * (lasts + 1), end=at * (lasts + 1) + lasts) for at in range(count)]
+
+    return made(run_step, ranks=ranks)
+
+
+def figures(run: Run, step: int, odd_ms: int, compute_ms: int) -> dict[int, list[Row]]:
+    """Return three steps of each rank, of which this one is long."""
+    return {
+        rank: [(at, odd_ms * MS, MS, compute_ms * MS, None) if at == step else (at, 100 * MS, MS, 80 * MS, None)
+               for at in (1, 2, 3)]
+        for rank in run.ranks
+    }  # fmt: skip
+
+
+def test_a_step_with_more_kernels_on_all_ranks_does_other_work_which_is_information() -> None:
+    """Of three steps, two that are alike may be so by chance: not so where the third runs more kernels."""
+    run = working(3, 19, us=40)
+    ranks = figures(run, 3, 172, 150)
+    (found,) = outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=run)
+    assert (found.id, found.severity) == ("odd_step:window_ns:step3", "info")
+    assert found.title.endswith(
+        "it takes 172.000 ms, 1.7 times the median of the other steps (100.000 ms); it computes for 70.000 ms more "
+        "than usual, in 19 kernels, not 10: other work on each rank, as an evaluation or a checkpoint"
+    )
+    assert outlier_steps(ranks, dict.fromkeys(ranks, "trace")) == []
+
+
+@pytest.mark.parametrize(
+    ("kernels", "odd_ms", "compute_ms"),
+    [
+        pytest.param(12, 172, 150, id="as many kernels"),
+        pytest.param(19, 172, 110, id="less compute than it is longer"),
+        pytest.param(19, 109, 89, id="hardly longer"),
+    ],
+)
+def test_a_step_that_is_not_longer_for_more_work_stays_a_matter_of_chance(
+    kernels: int, odd_ms: int, compute_ms: int
+) -> None:
+    run = working(3, kernels, us=40)
+    ranks = figures(run, 3, odd_ms, compute_ms)
+    assert outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=run) == []
+
+
+def test_a_step_with_more_work_on_some_ranks_is_no_other_work() -> None:
+    run = working(3, 19, us=40)
+    ranks = figures(run, 3, 172, 150) | {1: figures(run, 3, 100, 80)[1]}
+    assert outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=run) == []
+    vary = working(2, 14, us=40)
+    ranks = figures(vary, 3, 172, 150)
+    assert outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=vary) == []

@@ -34,6 +34,38 @@ def test_an_even_period_is_named() -> None:
     assert found.evidence == {"period_ns": 1_000_000, "optimizers": 6}
 
 
+def behind(*, later: int = 0, ratio: float = 1.0, ran_ahead: bool = True) -> Run:
+    """Return a run of six steps whose host begins optimizers unevenly, as it runs ahead, and launches one kernel in
+    each, which begins on the device when the optimizer's turn comes: in every other step so many us later; then it
+    takes `ratio` times as long."""
+
+    def step(number: int) -> list[Kernel | Range]:
+        begins = (-300 if number % 3 else 300) if ran_ahead else 700
+        begun, length = 700 + later * (number % 2), 100 * (ratio if number % 2 else 1)
+        return [
+            Kernel(start=0, end=600, launch=-400),
+            Kernel(start=begun, end=begun + length, launch=begins + 10, name="adam"),
+            Range(name="Optimizer.step#AdamW.step", start=begins, end=begins + 20),
+        ]
+
+    return without_marks(made(step))
+
+
+def test_where_the_host_runs_ahead_the_period_is_that_of_the_optimizers_kernels() -> None:
+    (found,) = unmarked_steps(behind())
+    assert found.title.startswith("no step marks: the optimizer runs every 1.000 ms (6 times)")
+
+
+def test_where_steps_differ_it_is_said_by_how_much() -> None:
+    (found,) = unmarked_steps(behind(later=60))
+    assert "runs every 1.060 ms in the median (from 0.940 to 1.060 ms) (6 times)" in found.title
+
+
+@pytest.mark.parametrize("run", [behind(later=200), behind(ratio=1.2)], ids=["far apart", "of two sizes"])
+def test_optimizers_that_are_uneven_or_not_alike_on_the_device_tell_no_period(run: Run) -> None:
+    assert unmarked_steps(run) == []
+
+
 @pytest.mark.parametrize(
     "run",
     [updating(), without_marks(updating(later_us=60)), without_marks(updating(), keep=2), without_marks(made(

@@ -117,6 +117,17 @@ def test_unpaired_calls_of_no_known_group_are_said_to_be_launched_before() -> No
     )
 
 
+def test_exchanges_are_said_to_be_launched_before_where_that_is_why_their_peer_is_not_known() -> None:
+    rows = {
+        rank: calls(begins(), None, early=1, op="all_to_all", of_early=["send_recv"]) for rank in (0, 1)
+    }  # fmt: skip
+    pairs = match_and_align(run_of(rows, world=2)).pairs
+    assert (pairs.unmatched, pairs.reasons) == (
+        2, ("calls of an unnamed group: 2 calls were launched before the recording began, so their group is not "
+            "recorded: not paired",),
+    )  # fmt: skip
+
+
 def test_early_calls_are_no_further_group_of_which_members_are_missing() -> None:
     rows = {rank: calls(begins(), "w", early=4) for rank in (0, 1)}
     (finding,) = [each for each in analyze(run_of(rows)).findings if each.id == "few_ranks_recorded"]

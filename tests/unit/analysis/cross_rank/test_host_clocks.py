@@ -1,12 +1,16 @@
 """Which ranks share the clock of one host, by its name and by how their calls end."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.cross_rank.host_clocks import clock_reasons, shared_clocks
 from overlapscope.analysis.cross_rank.matching import match
+from overlapscope.timeline.columns import HOST
 from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
@@ -294,3 +298,72 @@ def test_ranks_that_one_profiler_recorded_have_one_clock_whatever_their_calls_sa
     apart = replace(run, ranks={rank: replace(each, recorded={"clock": f"{rank}"}) for rank, each in run.ranks.items()})
     assert match_and_align(apart).clocks.offset_ns == match_and_align(run).clocks.offset_ns
     assert not any(share_host_clock(each.ranks.values()) for each in (run, apart))
+
+
+TURNS = 24
+OF_ONE_SYSTEM = {0: (100, 104, 105), 1: (101, 106, 107)}
+
+
+def in_turns(numbers: Mapping[int, Sequence[int]] = OF_ONE_SYSTEM, *, name: str = "node", apart_ms: float = 0.0) -> Run:
+    """Return two ranks that take turns on one core: rank 0 sees a call's end when rank 1 has come to the next one.
+
+    `numbers` are those of each rank's threads, the first one that of its process; with `apart_ms`, rank 0 sees each end
+    so late instead.
+    """
+    random = np.random.default_rng(17)
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    computes: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
+    begin = {0: 2.4, 1: 0.0}
+    for _ in range(TURNS):
+        end = {1: begin[0] + 0.6}
+        lasts = {rank: float(random.uniform(0.8, 3.5)) for rank in (0, 1)}
+        end[0] = end[1] + (apart_ms or lasts[1] + 0.4)
+        for rank in (0, 1):
+            calls[rank].append(Met(start=begin[rank], end=end[rank]))
+            begin[rank] = end[rank] + lasts[rank]
+            computes[rank].append((end[rank], begin[rank]))
+    run = job(calls, {"all": (0, 1)}, lasts=begin[0], has_device=False, computes=computes)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        code = len(each.names) + np.arange(3, dtype=np.int32)
+        lanes = replace(each.lanes, kind=np.full(3, HOST, np.int8), process=np.repeat(code[:1], 3), label=code)
+        named = (*each.names, *map(str, numbers[rank]))
+        ranks[rank] = replace(each, names=named, lanes=lanes, recorded={"host": name})
+    return replace(run, ranks=ranks)
+
+
+def test_threads_that_one_system_numbered_have_one_clock_though_no_call_ends_together() -> None:
+    found = match_and_align(in_turns())
+    assert found.clocks.offset_ns == {0: 0.0, 1: 0.0}
+    assert all(each.began_ns is not None for each in found.splits)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(in_turns({0: (100, 104, 105), 1: (100, 104, 105)}), id="each system begins with the same number"),
+        pytest.param(in_turns({0: (100, 104, 105), 1: (101, 105, 106)}), id="one number is of both"),
+        pytest.param(
+            in_turns({0: (100, 104, 105), 1: (150, 154, 155)}), id="the second begins after the first's threads"
+        ),
+        pytest.param(in_turns({0: (100, 940, 941), 1: (150, 950, 951)}), id="processes begin far apart"),
+        pytest.param(in_turns({0: (100, 1 << 40, 9 << 40), 1: (101, 2 << 40, 3 << 40)}), id="addresses"),
+        pytest.param(in_turns(name="localhost"), id="no host is named"),
+        pytest.param(in_turns(apart_ms=2.4), id="ends are one distance apart"),
+    ],
+)
+def test_other_numbers_and_ends_one_distance_apart_show_no_common_clock(run: Run) -> None:
+    assert match_and_align(run).clocks.offset_ns != {0: 0.0, 1: 0.0}
+
+
+def test_ranks_in_turns_wait_until_the_last_one_comes_and_neither_is_late_for_a_reason_of_its_own() -> None:
+    """The shortest duration holds a wait: the rank that comes last sees the end last, too."""
+    run = in_turns()
+    starts = {rank: each.collectives.start_ns for rank, each in run.ranks.items()}
+    ends = {rank: each.collectives.end_ns for rank, each in run.ranks.items()}
+    skew = analyze(run).skew
+    waited = {each.rank: each.wait_ns - each.late_end_ns - each.start_of_recording_ns for each in skew.ranks}
+    assert waited[0] == 0
+    assert waited[1] + skew.ranks[1].start_of_recording_ns == int((starts[0] - starts[1]).sum())
+    assert {each.rank: each.late_end_ns for each in skew.ranks} == {0: int((ends[0] - ends[1]).sum()), 1: 0}
+    assert skew.stragglers == []

@@ -184,6 +184,7 @@ def test_few_of_many_ranks_give_bounds_and_say_so():
     assert [row.estimate for row in analysis.collectives] == ["upper_bound"]
     said = [finding for finding in analysis.findings if finding.id == "few_ranks_recorded"]
     assert "2 of 8 members of group g" in said[0].title
+    assert "transfer times, leads and what others waited for a rank are upper bounds" in said[0].title
 
 
 # --- point to point -------------------------------------------------------------------------------------------------

@@ -97,6 +97,7 @@ def test_how_long_was_waited_for_each_rank_adds_up_to_what_was_waited_beside_the
     found = match_and_align(recorded([0, 30, 0], [[10, 40, 12], [50, 51, 60], [70, 74, 71]])).waits.values()
     waited_ns = sum(each.wait_ns - each.start_wait_ns - each.late_end_ns for each in found)
     assert sum(each.waited_for_ns for each in found) == waited_ns == (2 + 10 + 9 + 4 + 3) * MS
+    assert [each.mean_waited_for_ns for each in found] == [each.waited_for_ns / 2 for each in found]
 
 
 def test_ranks_that_begin_together_are_blamed_for_their_first_call() -> None:

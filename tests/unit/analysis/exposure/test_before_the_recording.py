@@ -11,12 +11,15 @@ LANES = ({"process": "0", "label": "7"}, {"process": "0", "label": "20"}, {"kind
 LAUNCH_NS = 3_000
 
 
-def rank_of(rank: int, calls_ms: list[tuple[str, int, int]], computes_ms: list[tuple[int, int]]) -> RankTimeline:
-    """Return a rank whose host launches a call, compute, and so on, all in the first millisecond."""
+def rank_of(
+    rank: int, calls_ms: list[tuple[str, int, int]], computes_ms: list[tuple[int, int]], launched_ms: int = 0
+) -> RankTimeline:
+    """Return a rank whose host launches a call, compute, and so on, all in one millisecond."""
 
     def row(at: int, begin: int, end: int) -> dict[str, int]:
         return {
-            "start_ns": EPOCH + begin * MS, "end_ns": EPOCH + end * MS, "launch_ns": EPOCH + at * 10_000,
+            "start_ns": EPOCH + begin * MS, "end_ns": EPOCH + end * MS,
+            "launch_ns": EPOCH + launched_ms * MS + at * 10_000,
             "correlation": at,
         }  # fmt: skip
 
@@ -36,13 +39,17 @@ def rank_of(rank: int, calls_ms: list[tuple[str, int, int]], computes_ms: list[t
     return rank_timeline(rank, calls=calls, work=work, lanes=LANES, host=host, recordings=[whole])
 
 
-def recorded(computes_at_ms: int) -> Run:
-    """Return two ranks, of which the second comes late to a gather; compute begins, then waits for a reduction."""
+def recorded(computes_at_ms: int, launched_ms: int = 0) -> Run:
+    """Return two ranks, of which the second comes late to a gather; compute begins, then waits for a reduction.
+
+    The host of the second launches everything from one moment on.
+    """
     own, late = (
         rank_of(
             rank,
             [("all_gather", came, 20), ("all_reduce", 80, 90)],
             [(computes_at_ms, 80), (90, 100)],
+            launched_ms * rank,
         )
         for rank, came in enumerate((5, 15))
     )
@@ -62,10 +69,15 @@ def test_what_is_exposed_beside_unrecorded_work_is_of_the_start_of_the_recording
 
 
 def test_a_cold_start_waits_for_its_first_gather_and_for_the_late_rank() -> None:
-    analysis = analyze(recorded(20))
+    analysis = analyze(recorded(20, launched_ms=15))
     waits, late = (info.whole.causes for info in analysis.ranks)
     assert "start_of_recording" not in waits | late
     assert late == {"dependency": 15 * MS}
-    assert waits["dependency"] == 15 * MS
+    assert (waits["dependency"], waits["peer_host"]) == (15 * MS, 10 * MS)
     assert sum(waits.values()) == 25 * MS
     assert {row.op: row.exposed_ns for row in analysis.collectives} == {"all_gather": 10 * MS, "all_reduce": 10 * MS}
+
+
+def test_what_a_late_rank_had_launched_in_time_waited_for_work_that_is_not_recorded() -> None:
+    waits = analyze(recorded(20)).ranks[0].whole.causes
+    assert waits == {"start_of_recording": 10 * MS, "dependency": 15 * MS}

@@ -22,10 +22,12 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.exposure.core_waiting import core_waiting
 from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes
 from overlapscope.analysis.exposure.own_parts import own_parts
+from overlapscope.analysis.graph.answers import UNSEEN_MEMBERS, ranks_of_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -33,7 +35,8 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Telemetry
+from overlapscope.report.text.analysis import render
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Telemetry
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -41,7 +44,7 @@ from tests.conftest import ROOT, shared_file
 from tests.support.cpu_runs.in_operations import MS, in_operations
 from tests.support.rank_rows import rank_timeline
 
-LANES = 4
+LANES, US = 4, 1_000
 
 
 def rank_of(
@@ -173,9 +176,11 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
 
 
 def is_awaited(computes: list[tuple[int, int, str]], start: int, end: int) -> bool:
-    """Return whether other compute than the optimizer's follows a call, or, where it comes after some of that, any: at
-    its end, as all is within a millisecond, unless compute runs beside that."""
-    after = {name for begin, _, name in computes if begin >= end}
+    """Return whether other compute than the optimizer's follows a call, and not behind the optimizer, or, where it
+    comes after some of that, any: at its end, as all is within a millisecond, unless compute runs beside that."""
+    optimizes = [begin for begin, _, name in computes if name == "optimizer" and begin >= end]
+    until = max(optimizes, default=None)
+    after = {name for begin, _, name in computes if begin >= end and (until is None or begin <= until)}
     before = max(((begin, row) for row, (begin, *_) in enumerate(computes) if begin < start), default=None)
     updated = before is not None and computes[before[1]][2] == "optimizer"
     return bool(after - {"optimizer"}) or (
@@ -325,6 +330,18 @@ def test_before_a_late_rank_was_recorded_it_did_not_idle_until_the_ranks_have_me
     assert apart[0]["start_of_recording"] == 25
     assert apart[0]["peer_host"] == idled - 25, "what came after they met is the late host's"
     assert "start_of_recording" not in explained(waits, late, began_ns={0: 0.0, 1: 0.0})[1][0]
+
+
+def test_a_device_that_was_busy_before_its_first_recorded_span_did_not_idle_until_then() -> None:
+    """Both ranks began to record at 0; the first span of the late one begins at 25 ms."""
+    waits = rank_of(0, [(30 * MS, 60 * MS, 0)], [(0, 30 * MS, "gemm")], has_device=True)
+    late = rank_of(1, [(55 * MS, 60 * MS, 0)], [(25 * MS, 55 * MS, "gemm")], has_device=True)
+    _, at_once = explained(waits, late)
+    assert at_once[0]["peer_host"] == 25 * MS, "its kernel began as it was launched"
+    queued = replace(late, spans=replace(late.spans, launch_ns=np.zeros_like(late.spans.launch_ns)))
+    _, behind = explained(waits, queued)
+    assert behind[0]["start_of_recording"] == 25 * MS
+    assert "peer_host" not in behind[0]
 
 
 def test_a_pause_of_the_late_rank_that_the_other_spent_in_a_call_made_it_no_later() -> None:
@@ -715,6 +732,10 @@ def test_of_a_partly_recorded_group_the_wait_for_the_last_recorded_member_is_cer
     after = [(60, 70, "gemm"), (80, 90, "optimizer")]
     early, late = rank_of(0, [CALL], after), rank_of(1, [LATE], [*BUSY, *after])
     assert explained(early, late)[1] == {0: {"peer_compute": 20, "dependency": 10}, 1: {"dependency": 10}}
+    for members, unsplit in (((0, 1), {}), ((0, 1, 2), {"peer_compute": 20, "unknown": 10})):
+        run, cross_rank = together(early, late, members=members)
+        found = causes_of(run, cross_rank, {rank: Coverage.of(its.spans) for rank, its in run.ranks.items()})
+        assert found[0].unsplit_ns == unsplit
     assert explained(early, late, members=(0, 1, 2))[1] == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
 
 
@@ -778,4 +799,60 @@ def test_the_table_of_causes_names_and_waiting_are_those_of_docs_and_schema() ->
         assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
         assert fields[field]["propertyNames"]["enum"] == list(table)
     assert set(EXPOSED_CAUSES) <= set(CAUSES)
-    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline", "start_of_recording", "late_end"}
+    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {
+        "pipeline", "start_of_recording", "late_end", "peer_unrecorded",
+    }  # fmt: skip
+
+
+def waited_for_others(rank: int, calls: list[tuple[int, int, int]]) -> RankTimeline:
+    """Return a rank whose calls have (start, end, how long their own tasks waited), in us; compute follows them."""
+    own = [
+        {"op": "all_reduce", "group": "0", "seq": at, "bytes": 1000, "start_ns": start * US, "end_ns": end * US,
+         "waited_ns": waited * US}
+        for at, (start, end, waited) in enumerate(calls)
+    ]  # fmt: skip
+    last = calls[-1][1] * US
+    return rank_timeline(rank, calls=own, work=[{"start_ns": last, "end_ns": last + US, "name": "k"}])
+
+
+@pytest.mark.parametrize(
+    ("waited_of_1", "unseen_us"),
+    [(600, {0: 700, 1: 600}), (20, {0: 0, 1: 0})],  # where the recorded one that came last waited, another came last
+)
+def test_a_call_whose_recorded_members_all_waited_waited_for_one_that_was_not_recorded(
+    waited_of_1: int, unseen_us: dict[int, int]
+) -> None:
+    ranks = {
+        0: waited_for_others(0, [(0, 5_000, 4_900), (6_000, 7_000, 700)]),
+        1: waited_for_others(1, [(100, 5_000, 4_800), (6_100, 7_000, waited_of_1)]),
+    }
+    run = Run(world_size=None, ranks=ranks)
+    cross_rank = match_and_align(run)
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in ranks.items()}
+    found = {rank: each.within((0, 10**9)) for rank, each in causes_of(run, cross_rank, coverage).items()}
+    assert {rank: causes.get("peer_unrecorded", 0) for rank, causes in found.items()} == {
+        rank: us * US for rank, us in unseen_us.items()
+    }
+    # Why members came apart to the first call was before the recording.
+    assert [causes["start_of_recording"] for causes in found.values()] == [4_900 * US, 4_800 * US]
+    assert cross_rank.waited_for_unseen_ns == {0: (4_900 + unseen_us[0]) * US, 1: (4_800 + unseen_us[1]) * US}
+    assert ranks_of_graph(run, cross_rank) == ([], UNSEEN_MEMBERS)
+    analysis = analyze(run)
+    assert analysis.throughput is not None
+    assert (analysis.throughput.devices, analysis.throughput.devices_at_least) == (3, True)
+    shown = " ".join(render(analysis, all_rows=False).split())
+    assert "recorded ranks, whole recording" in shown
+    assert "of collective time" not in shown
+    assert f"rank 0 at least {(4_900 + unseen_us[0]) / 1000:.3f} ms, rank 1 at least" in shown
+    assert "2 collectives matched among the recorded ranks; other members of their groups are missing." in shown
+
+
+def test_where_a_group_is_known_to_be_recorded_nobody_else_is_waited_for() -> None:
+    ranks = [waited_for_others(rank, [(0, 5_000, 4_900), (6_000, 7_000, 700)]) for rank in (0, 1)]
+    run, cross_rank = together(*ranks)
+    assert waited_for_unseen(run, cross_rank.splits) == {}
+    nothing = np.full(2, NONE)
+    without = [replace(each, collectives=replace(each.collectives, waited_ns=nothing)) for each in ranks]
+    unknown = Run(world_size=None, ranks=dict(enumerate(without)))
+    assert match_and_align(unknown).waited_for_unseen_ns == {}
+    assert "whether their groups have other members is not recorded" in render(analyze(unknown), all_rows=False)

@@ -50,3 +50,23 @@ def test_what_follows_is_that_of_the_call_s_own_step_and_nothing_is_known_of_ste
     assert known.known(asked).tolist() == [False, True, False, True, False, False]
     assert known.depends(asked, ends).tolist() == [False, True, False, False, False, False]
     assert known.before_optimizer(asked, ends - 5, ends).tolist() == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("after", "depends"),
+    [
+        pytest.param([("optimizer", 60), ("gemm", 70)], False, id="an evaluation follows the optimizer"),
+        pytest.param([("optimizer", 60), ("gemm", 70), ("optimizer", 80)], True, id="optimizers between other compute"),
+        pytest.param([("gemm", 60), ("optimizer", 70), ("gemm", 80)], True, id="other compute comes first"),
+        pytest.param([("gemm", 70)], True, id="the optimizer came before"),
+    ],
+)
+def test_what_comes_behind_the_optimizer_waits_for_that(after: list[tuple[str, int]], *, depends: bool) -> None:
+    work = [
+        {"name": name, "step": 0, "start_ns": at, "end_ns": at + 5, "launch_ns": 0}
+        for name, at in [("optimizer", 0), ("gemm", 10), *after]
+    ]
+    known = following(rank_timeline(0, work=work, steps=[{"step": 0, "start_ns": 0, "end_ns": 300}]))
+    step, start, end = np.array([0]), np.array([20]), np.array([CALL_ENDS])
+    assert known.depends(step, end).tolist() == [depends]
+    assert known.before_optimizer(step, start, end).tolist() == [not depends]

@@ -67,9 +67,10 @@ def test_the_headline_divides_its_idle_time() -> None:
 def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
     found = analyzed("kineto/sampled_pair")
     for info in found.ranks:
-        assert info.no_causes_reason == "unexplained_waits"
+        assert info.no_causes_reason == "sampled"
         assert info.whole.idle_causes == {"unknown": info.whole.idle_ns}
-    assert idle_text(found).count(NO_CAUSES["unexplained_waits"]) == 1
+    assert idle_text(found).count(NO_CAUSES["sampled"]) == 1
+    assert found.skew.reasons == [NO_CAUSES["sampled"]]
 
 
 def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
@@ -92,7 +93,8 @@ def test_the_calls_whose_transfers_are_not_known_are_named() -> None:
     analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
     rows = [replace(each, op="send") if each.op == "all_to_all" else each for each in analysis.collectives]
     shown = " ".join(render(replace(analysis, collectives=rows)).split())
-    assert "How long send calls transfer is not known: what the next compute waited for holds waiting" in shown
+    assert "How long send calls transfer is not known (" in shown
+    assert " ms): what the next compute waited for holds waiting" in shown
     assert "all_to_all calls" not in shown
 
 
@@ -100,9 +102,38 @@ def test_what_only_the_optimizer_follows_may_be_waiting_too_where_calls_are_not_
     analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
     assert analysis.headline.exposed_comm_ns
     only = {"tail": analysis.headline.exposed_comm_ns}
-    shown = " ".join(render(replace(analysis, headline=replace(analysis.headline, causes=only))).split())
+    ranks = [replace(each, unsplit_causes=each.whole.causes) for each in analysis.ranks]
+    head = replace(analysis.headline, causes=only)
+    shown = " ".join(render(replace(analysis, headline=head, ranks=ranks)).split())
     assert "only the optimizer follows, or recording ends (or waiting)" in shown
     assert "what no other compute than the optimizer's follows holds waiting for other ranks, too." in shown
+
+
+def test_only_causes_of_calls_that_are_not_split_may_be_waiting_and_it_is_said_how_much_that_is() -> None:
+    """Of two causes one has split calls alone; of the other one half is in calls of tensor parallelism that are not."""
+    analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
+    exposed_ns = analysis.headline.exposed_comm_ns or 0
+    causes = {"dependency": exposed_ns // 2, "tail": exposed_ns - exposed_ns // 2}
+    ranks = [
+        replace(
+            each,
+            whole=replace(each.whole, causes=causes),
+            steps=[replace(step, causes=causes) for step in each.steps],
+            unsplit_causes={"dependency": causes["dependency"] // 2, "tail": 1},
+        )
+        for each in analysis.ranks
+    ]
+    split = replace(analysis.collectives[0], op="all_reduce", dimension="data", estimate="matched", exposed_ns=1)
+    bounded = replace(split, op="all_gather", dimension="tensor", estimate="upper_bound")
+    head = replace(analysis.headline, causes=causes)
+    given = replace(analysis, headline=head, ranks=ranks, collectives=[split, bounded])
+    shown = " ".join(render(given).split())
+    assert "the next compute waited for it, or for other ranks" in shown
+    assert "only the optimizer follows, or recording ends (or waiting)" not in shown
+    some = f"{exposed_ns / 4e6:,.3f} of {exposed_ns / 1e6:,.3f} ms"
+    assert f"How long all_gather calls of tensor parallelism transfer is not known ({some}): what the next" in shown
+    older = replace(given, ranks=[replace(each, unsplit_causes=None) for each in ranks])
+    assert "only the optimizer follows, or recording ends (or waiting)" in " ".join(render(older).split())
 
 
 def test_that_the_host_was_not_recorded_is_said_once() -> None:

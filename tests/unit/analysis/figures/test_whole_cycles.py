@@ -156,7 +156,7 @@ def test_all_but_medians_goes_by_the_step_that_another_one_follows(monkeypatch: 
     assert analysis.throughput.cut_short == analysis.headline.causes_cut == [1]
     assert analysis.throughput.exposed_fraction == pytest.approx(0.15)
     said = "and causes are of step 0, which takes 1.000 ms, 0.150 ms of it exposed.\n"
-    assert f"Step 1 ends with the recording: it lacks what the next one begins with, {said}" in render(analysis)
+    assert f"No marked step follows step 1: it lacks what the next one begins with, {said}" in render(analysis)
     saves = Recommendation(
         id="x", title="", verdict="", predicted_gain_ns=100 * US, gain_low_ns=None, gain_high_ns=None,
         confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
@@ -202,9 +202,39 @@ def test_the_causes_of_a_step_that_no_step_follows_are_left_out_where_its_tail_i
     ]
     windows = {0: [step[0][0] for step in steps]}
     assert causes_cut(steps, windows) == cut
-    assert causes_cut(steps[2:], {0: windows[0][2:]}) == []  # of one step nobody knows whether it is like the others
     followed = {0: [*windows[0], StepWindow(step=4, recording=0, window=(4_000, 4_100), complete=False)]}
     assert causes_cut(steps, followed) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "cut"),
+    [
+        pytest.param([(100, {"dependency": 20, "tail": 80}), (102, {"dependency": 12, "tail": 90})], [1], id="moved"),
+        pytest.param([(103, {"dependency": 20, "tail": 83}), (102, {"dependency": 12, "tail": 90})], [], id="exposes"),
+        pytest.param([(100, {"dependency": 20, "tail": 80}), (102, {"dependency": 78, "tail": 24})], [], id="one rank"),
+        pytest.param([(100, {"dependency": 76, "tail": 24}), (102, {"dependency": 12, "tail": 90})], [], id="little"),
+        pytest.param([(100, {"dependency": 20, "tail": 80})], [], id="other ranks"),
+    ],
+)
+@pytest.mark.parametrize("communicates", [1.0, 1.03])
+def test_beside_one_followed_step_causes_are_cut_where_as_much_is_exposed_on_each_rank(
+    last: Sequence[tuple[int, dict[str, int]]], cut: list[int], communicates: float
+) -> None:
+    """The followed step exposes 100 ns of 200 ns of calls on each of two ranks, of which 20 are its tail."""
+    of_steps = [[(100, {"dependency": 80, "tail": 20})] * 2, last]
+    steps = [
+        {
+            rank: (
+                StepWindow(step=number, recording=0, window=(1_000 * number, 1_000 * (number + 1)), complete=True),
+                Breakdown(exposed_comm_ns=ns, comm_ns=round(200 * (communicates if number else 1)), causes=causes),
+            )
+            for rank, (ns, causes) in enumerate(of_ranks)
+        }
+        for number, of_ranks in enumerate(of_steps)
+    ]
+    windows = {rank: [step[rank][0] for step in steps if rank in step] for rank in (0, 1)}
+    windows[1] = windows[1] if len(last) > 1 else windows[0]
+    assert causes_cut(steps, windows) == (cut if communicates == 1 else [])
 
 
 GATHERED: Final = 3
@@ -254,8 +284,8 @@ def test_what_lies_before_the_first_compute_is_named_with_the_steps_that_hours_a
     assert (its.lead.step, its.lead.quiet_ns) == (0, 70 * MS)
     said = " ".join(lines(its, analysis.headline))
     assert said.endswith(
-        "over 3 of 4 steps, without step 3, which no step follows, and without 70.000 ms before the first launch of "
-        "step 0 in which no device work was recorded."
+        "over 3 of 4 steps, without step 3, which no marked step follows, and without 70.000 ms between the begin of step 0 "
+        "and its first launch: what devices did then was not recorded."
     )
 
 

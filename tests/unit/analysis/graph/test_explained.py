@@ -15,7 +15,7 @@ from overlapscope.errors import UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import chain as shown
 from overlapscope.report.text.critical_path import longest_loss_text
-from overlapscope.timeline.columns import COMM, Syncs, make, take
+from overlapscope.timeline.columns import COMM, OPERATION, HostSpans, Syncs, concat, make, take
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
@@ -168,6 +168,42 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     *_, last = longest_loss_text(cut).splitlines()
     assert last.startswith(f"  The {rest_ns / MS:.3f} ms before the last links: overlapscope explain RUN --at 1:")
     assert last.endswith(" --links 1000")
+
+
+def test_of_a_longer_loss_whose_cause_began_before_the_recording_is_said_that_it_is_left_out() -> None:
+    """Rank 1 begins to be recorded 20 ms after rank 0, which waits for it."""
+    program = [*LATE[3:], Sync(), Work(8 * MS), Launch(0, MS)]
+    loss = analyze(
+        simulate({0: program, 1: [Work(20 * MS), *program]}, {"sum": 500 * US}).run
+    ).critical_path.longest_loss
+    assert loss
+    assert loss.end_ns - loss.start_ns == pytest.approx(8 * MS, abs=0.1 * MS)
+    assert loss.left_out_ns == pytest.approx(20.5 * MS, abs=0.1 * MS)
+    left_out = f"  One of {loss.left_out_ns / MS:.3f} ms is left out: it waited for what began before the recording."
+    assert longest_loss_text(loss).splitlines()[-1] == left_out
+    whole = analyze(two_ranks()).critical_path.longest_loss
+    assert whole
+    assert "left out" not in longest_loss_text(whole)
+
+
+@pytest.mark.parametrize(("begins_ms", "words"), [(2, "in aten::addmm, before its launch"), (5, "until aten::addmm")])
+def test_what_most_of_a_loss_lay_inside_of_is_told_from_what_followed_it(begins_ms: float, words: str) -> None:
+    """The host launches nothing for 8 ms, and is in the operation that launches next for 6 of them, or 3."""
+    run = simulate({0: [Launch(0, MS), Work(8 * MS), Launch(0, MS)]}).run
+    timeline, host = run.ranks[0], run.ranks[0].host
+    operation = make(
+        HostSpans, 1, kind=OPERATION, name=len(timeline.names), lane=int(host.lane[-1]), recording=0, correlation=-1,
+        start_ns=host.start_ns[-1:] - round((8 - begins_ms) * MS), end_ns=host.end_ns[-1:] + US,
+    )  # fmt: skip
+    rows = concat([host, operation])
+    of_launch = np.array([-1, len(timeline.names)], np.int32)
+    timeline = replace(
+        timeline, names=(*timeline.names, "aten::addmm"), host=take(rows, np.lexsort((-rows.end_ns, rows.start_ns))),
+        spans=replace(timeline.spans, host_op=of_launch),
+    )  # fmt: skip
+    loss = analyze(replace(run, ranks={0: timeline})).critical_path.longest_loss
+    assert loss
+    assert f"host: {words} (order)" in longest_loss_text(loss)
 
 
 @pytest.mark.parametrize("name", ["hot_experts_moe3", "paused_host_tp2", "starved_tp2"])

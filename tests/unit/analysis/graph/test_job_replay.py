@@ -13,7 +13,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import UNKNOWN, Swap
 from overlapscope.analysis.graph.bounds import job_bounds
 from overlapscope.analysis.graph.building.build import run_graph
-from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS, WHY_NOT, JobReplay, job_replay
+from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS, UNSEEN, WHY_NOT, JobReplay, job_replay
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.analysis.graph.removal import programs_of, removal
 from overlapscope.analysis.graph.scenarios import (
@@ -34,6 +34,7 @@ from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_generated_jobs import job
 from tests.unit.analysis.graph.test_oracle import jobs, programs
 from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
+from tests.unit.analysis.graph.test_rules import Called, Ran, trace
 
 
 def replay_of(run: Run) -> JobReplay:
@@ -131,14 +132,23 @@ def test_scenarios_of_steps_are_those_of_the_recording_where_there_is_nothing_el
     assert -0.03 < excess.low_ns / excess.aligned_ns <= excess.high_ns / excess.aligned_ns < 0.03
 
 
+def with_unexplained_starts() -> Run:
+    """Return a rank whose kernels begin long after their launches and each other, for nothing that was recorded."""
+    calls: list[Called] = [("cudaLaunchKernel", 10.0 * at, 10.0 * at + 3, at + 1) for at in range(4)]
+    spans: list[Ran] = [(0, 5, 50, 1), (0, 900, 950, 2), (0, 2_100, 2_200, 3), (0, 5_000, 5_100, 4)]
+    return Run(world_size=1, ranks={0: trace(calls, spans)})
+
+
 def test_a_graph_that_may_not_answer_says_why() -> None:
     run = run_of("a100_ddp")
     (timeline,) = run.ranks.values()
     older = replace(timeline.recordings, host_events=timeline.recordings.host_events & False)
     without_host = replace(run, ranks={0: replace(timeline, recordings=older)})
     on_cpu = read_inputs([ROOT / "traces/baseline"])
-    unexplained = read_inputs([shared_file("ascend/msinsight_text_level0")])
-    for each, why in ((without_host, NO_HOST_EVENTS), (on_cpu, NO_DEVICE), (unexplained, WHY_NOT[UNKNOWN])):
+    unseen = read_inputs([shared_file("ascend/msinsight_text_level0")])
+    one = with_unexplained_starts()
+    reasons = ((without_host, NO_HOST_EVENTS), (on_cpu, NO_DEVICE), (unseen, WHY_NOT[UNSEEN]), (one, WHY_NOT[UNKNOWN]))
+    for each, why in reasons:
         assert run_replay(each, match_and_align(each)) == why
 
 

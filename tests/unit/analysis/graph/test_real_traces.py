@@ -87,7 +87,7 @@ def test_a_sampled_trace_gets_no_path_and_no_scenarios_though_it_replays() -> No
 PATHS = {
     "megatron_tp8": {"host": 94, "before_recording": 6},
     "a100_ddp": {"host": 100},
-    "a100_rank3of8": {"host": 58, "compute": 22, "communication": 16, "copy": 2},
+    "a100_rank3of8": {"host": 59, "compute": 22, "communication": 17, "copy": 1},
     "v100_2020": {"host": 100},
     "mi300": {"compute": 11, "communication": 83, "copy": 3, "before_recording": 3},
     "b200": {"host": 100},

@@ -25,13 +25,14 @@ from overlapscope.analysis.graph.removal import (
     with_work_of,
 )
 from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
+from overlapscope.analysis.graph.walk import begun_late_ns, whole_path
 from overlapscope.analysis.stragglers.stragglers import measured_slowdown
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, simulate, write_kineto
 from tests.property.synthetic.job_faults import draw
-from tests.support.graph_programs import Launch, Operation, Sync
+from tests.support.graph_programs import Launch, Operation, Sync, Work
 from tests.support.graph_programs import simulate as simulate_programs
 
 WITHIN = 0.02
@@ -246,3 +247,34 @@ def test_a_step_without_communication_gains_no_lag_that_a_rank_carries_into_it(m
 
     assert gain_ns(1) == pytest.approx(1_000_000, rel=0.02)
     assert gain_ns(3) == pytest.approx(3_000_000, rel=0.02), "with the sum it is as long as all wait in it"
+
+
+def begun_after(silent_ms: tuple[int, ...]) -> RunGraph:
+    """Return a job whose hosts make their first calls so long after their recordings began, at one moment."""
+    steps = [Launch(0, 5_000_000), Launch(1, kind=COMM, call="sum"), Sync()]
+    programs = {rank: [Work(ms * 1_000_000), *steps] for rank, ms in enumerate(silent_ms)}
+    return graph_of(simulate_programs(programs, {"sum": 1_000_000}).run)
+
+
+def test_a_host_that_calls_nothing_when_its_recording_has_begun_is_late_by_that() -> None:
+    whole = begun_after((0, 30, 0))
+    programs = dict.fromkeys(range(3), 0)
+    (late,) = late_together(whole.graph, programs).items()
+    assert late == (1, pytest.approx(30_000_000, rel=0.01))
+    found = removal(whole.replayed, [1], programs)
+    assert found
+    assert found.gain_ns == pytest.approx(30_000_000, rel=0.01)
+    path = whole_path(whole.graph)
+    assert path
+    assert path.parts["before_recording"] == 0
+    assert path.parts["host"] > 29_000_000
+
+
+def test_where_no_host_calls_anything_first_or_a_device_is_still_busy_nobody_is_late() -> None:
+    assert begun_late_ns(begun_after((30, 40, 35)).graph) == {}
+    graph = begun_after((0, 30, 0)).graph
+    assert begun_late_ns(graph).keys() == {1}
+    time = graph.nodes.time_ns.copy()
+    time[graph.ranks[1].starts()] += 1_000_000
+    busy = replace(graph, nodes=replace(graph.nodes, time_ns=time))
+    assert begun_late_ns(busy) == {}

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.bounds import whole_bounds
@@ -410,3 +411,45 @@ def test_time_behind_work_of_before_the_recording_is_not_unknown(
     assert path
     before, unknown = (path.parts[part] // US for part in ("before_recording", "unknown"))
     assert (before > 4_900, unknown > 4_900) == ((True, False) if failed is None else (False, True))
+
+
+def with_pauses(pauses: list[float]) -> RankTimeline:
+    """Return kernels of 10 us that were launched at the beginning, with these pauses in us before all but the first."""
+    calls, spans, at = launches(len(pauses) + 1, every=1.0), [], 100.0
+    for number, pause in enumerate([0.0, *pauses], start=1):
+        at += pause
+        spans.append((0, at, at + 10, number))
+        at += 10
+    return trace([(name, begin, begin + 0.5, number) for name, begin, _, number in calls], spans)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "left"),
+    [
+        ([90.0, 95.0, 100.0] * 10, 0),  # the stream itself takes so long, as where a profiler reads counters
+        ([90.0, 300.0, 800.0] * 10, 30),  # they differ: each waited for something of its own
+        ([90.0, 95.0, 100.0] * 3, 9),  # too few
+        ([*[90.0, 95.0, 100.0] * 10, 900.0], 1),
+    ],
+)
+def test_a_stream_that_always_pauses_as_long_explains_these_pauses_and_no_others(
+    pauses: list[float], left: int
+) -> None:
+    graph = rank_graph(with_pauses(pauses))
+    assert [gap_of(graph, at) for at in range(len(pauses) + 1)].count(GAPS[UNEXPLAINED]) == left
+
+
+def test_a_call_that_launches_at_several_moments_is_a_call_at_each() -> None:
+    given = trace([("Dequeue@mm", 0, 900, 1), ("Dequeue@add", 950, 990, 2)],
+                  [(0, 105, 150, 1), (0, 405, 450, 1), (0, 805, 850, 1), (0, 960, 970, 2)])  # fmt: skip
+    moments = BEGIN_NS + np.array([100, 400, 800, 955]) * US
+    graph = rank_graph(replace(given, spans=replace(given.spans, launch_ns=moments)))
+    part = graph.ranks[0]
+    assert (part.calls, part.launched_by.tolist()) == (4, [0, 1, 2, 3])
+    assert ((graph.nodes.time_ns[part.begins()] - BEGIN_NS) // US).tolist() == [100, 400, 800, 950]
+    assert ((graph.nodes.time_ns[part.returns()] - BEGIN_NS) // US).tolist() == [100, 400, 800, 990]
+    assert {gap_of(graph, at) for at in range(1, 4)} == {"none"}
+    together = rank_graph(
+        replace(given, spans=replace(given.spans, launch_ns=BEGIN_NS + np.array([0, 0, 0, 950]) * US))
+    )
+    assert together.ranks[0].launched_by.tolist() == [0, 0, 0, 1]

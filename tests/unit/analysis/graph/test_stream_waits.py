@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import EVENT, OCCUPANCY, SYNC, Graph
@@ -106,6 +107,27 @@ def test_what_ended_as_near_before_is_taken_first() -> None:
     calls.append(("cudaLaunchKernel", 30, 33, 3))
     graph = rank_graph(trace(calls, [(1, 5, 500, 1), (2, 15, 501, 2), (0, 500, 600, 3)], kinds={0: COMM}))
     assert ("1.0", "0.0") in awaited(graph)
+
+
+@pytest.mark.parametrize(("steps", "after_us", "stream"), [(5, 2, 0), (5, 30, 2), (3, 2, 2)])
+def test_of_ends_as_near_before_that_of_the_stream_is_taken_for_which_its_like_waited(
+    steps: int, after_us: int, stream: int
+) -> None:
+    """In the last step a copy of the next batch ends between the end of a kernel and the start of its collective."""
+    calls, spans = [], []
+    for step in range(steps):
+        at, ends = 1_000 * step, 1_000 * step + 100 + (after_us if step == steps - 1 else 0)
+        calls += [("cudaLaunchKernel", at + 20 * each, at + 20 * each + 3, 2 * step + each) for each in (1, 2)]
+        spans += [(0, at + 25, at + 100, 2 * step + 1), (1, ends + 3, at + 300, 2 * step + 2)]
+    calls.append(("cudaMemcpyAsync", at + 26, at + 28, 99))
+    spans.append((2, at + 30, ends, 99))
+    kinds = {2 * step + 1: COMM for step in range(steps)} | {2 * steps - 1: COPY, 2 * steps: COMM}
+    timeline = trace(calls, sorted(spans, key=lambda each: each[1]), kinds=kinds)
+    lane, name = timeline.spans.lane, timeline.spans.name
+    spans_alike = replace(timeline.spans, name=np.where(lane == 1, name[lane == 1][0], name).astype(np.int32))
+    found = awaited(rank_graph(replace(timeline, spans=spans_alike)))
+    waited_for = [before for before, node in found if node == f"1.{steps - 1}"]
+    assert waited_for == [f"0.{steps - 1}" if stream == 0 else "2.0"]
 
 
 @pytest.mark.parametrize(("kind", "holds"), [(COMPUTE, True), (COMM, False)])

@@ -12,8 +12,8 @@ from overlapscope.report.text import cross_rank
 from overlapscope.timeline.columns import COMPUTE, Flags
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Run
-from tests.unit.analysis.checks.test_host_pauses import Pauses, named
-from tests.unit.analysis.checks.test_host_pauses import run as run_of_pauses
+from tests.unit.analysis.pauses.pausing import Pauses, named
+from tests.unit.analysis.pauses.pausing import run as run_of_pauses
 from tests.unit.analysis.stragglers.test_stragglers import CULPRIT, KERNELS, STEPS, job
 
 MORE, TUNING = 16 - KERNELS, ": perhaps compilation or tuning of kernels, as for a new shape"

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.checks.pipelines.bubbles import ideal_bubble_ns, pipeline_bubbles, pipeline_fill
-from overlapscope.analysis.checks.pipelines.stages import PipelineStage, groups_by_rank, own_stages
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, counted_stages, groups_by_rank, own_stages
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import (
@@ -105,7 +105,7 @@ def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
         rank: replace(each, collectives=replace(each.collectives, peer=each.collectives.peer * 0 + NONE))
         for rank, each in nobody.ranks.items()
     }
-    assert said(replace(nobody, ranks=bare)) == []
+    assert said(replace(nobody, ranks={rank: bare[rank] for rank in (0, 3)})) == [], "both ends"
     lost = pipeline(uneven, 8)
     table = lost.ranks[1].collectives
     step = table.step.copy()
@@ -283,6 +283,43 @@ def test_chunks_are_no_micro_batches(microbatches, chunks, counted):
     assert said(between, "pipeline_fill")[0].title.startswith(
         f"{activations} micro-batches (or fewer, in chunks) on 4 stages: "
     )
+
+
+def without_receivers(run: Run, *kept: int) -> Run:
+    """Return these ranks of a run, whose messages do not name the other rank."""
+    ranks = {rank: run.ranks[rank] for rank in kept or run.ranks}
+    unnamed = {
+        rank: each.with_calls(each.names, replace(each.collectives, peer=each.collectives.peer * 0 + NONE))
+        for rank, each in ranks.items()
+    }
+    return replace(run, ranks=unnamed)
+
+
+@pytest.mark.parametrize(("microbatches", "chunks"), [(8, 2), (4, 3), (12, 1)])
+@pytest.mark.parametrize("kept", [(), (0, 1), (2, 3)])
+def test_where_no_receiver_is_recorded_an_end_and_a_stage_between_tell_micro_batches_and_chunks(
+    microbatches, chunks, kept
+):
+    run = interleaved(microbatches, chunks)
+    (known,) = said(replace(run, ranks={rank: run.ranks[rank] for rank in kept or run.ranks}), "pipeline_fill")
+    (found,) = said(without_receivers(run, *kept), "pipeline_fill")
+    assert found.title == known.title
+    assert found.evidence["microbatches"] == microbatches
+
+
+def test_where_no_receiver_is_recorded_an_end_alone_tells_nothing_and_a_stage_between_activations():
+    run = interleaved(8, 2)
+    assert said(without_receivers(run, 0, 3), "pipeline_fill") == []
+    (found,) = said(without_receivers(run, 1), "pipeline_fill")
+    assert found.title.startswith("16 micro-batches (or fewer, in chunks) on 4 stages: ")
+
+
+def test_where_no_receiver_is_recorded_an_end_that_sends_what_no_chunks_explain_is_left_out():
+    run = interleaved(8, 2)
+    end = {"g": PipelineStage(
+        rank=0, place=0, window_ns=1e9, bubble_ns=3e8, activations=21, at_most=21, unaddressed=True)}  # fmt: skip
+    between = {"g": PipelineStage(rank=1, place=1, window_ns=1e9, bubble_ns=3e8, activations=16, at_most=16)}
+    assert counted_stages(run, {0: end, 1: between}) == {0: {}, 1: between}
 
 
 def test_nothing_is_said_of_a_schedule_whose_stages_do_not_wait():

@@ -1,5 +1,5 @@
 """Find long pauses of the hosts of devices: times in a step, or a recording without marks of steps, in which no thread
-that launches begins or ends anything.
+that launches begins or ends anything; and apart from these, those in no whole step.
 
 A host that waits for its device, or computes in an operation without others in it, does not pause.
 """
@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
@@ -51,6 +52,11 @@ class LongPauses(msgspec.Struct, frozen=True, kw_only=True):
     """The range of the user that it is in."""
     steps: int
     """Whole steps that the host recorded, or recordings where none are marked."""
+    begun: int
+    """The same, and as one each what was launched in a recording before its whole steps and after them."""
+    outside: "LongPauses | None" = None
+    """Those in no whole step, before the last launch of their recording; `step` is the last whole one that had begun in
+    it, NONE for none. None without such, and where no steps are marked."""
 
 
 def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals) -> LongPauses | None:
@@ -59,7 +65,8 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
 
     `times` are those of its host, `idle` is when its device was idle. Raises HostEventsError.
     """
-    begins, ends, numbers = _windows(timeline)
+    windows = _windows(timeline)
+    begins, ends = windows.start_ns, windows.end_ns
     if times is None or not begins.size:
         return None
     host = without_functions(timeline.host)
@@ -70,27 +77,93 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
     start, end = _longest(*quiet)
     at = np.searchsorted(begins, start, side="right") - 1
     idle_ns = BusyTime(_until_launched(timeline, idle)).within(start, end)
-    kept = (at >= 0) & (end <= ends[np.maximum(at, 0)]) & (idle_ns >= COSTS * (end - start))
-    start, end, own = start[kept], end[kept], at[kept]
-    lanes, between = _places(timeline, mine, start, end)
-    pauses = zip(lanes, start.tolist(), end.tolist(), strict=True)
+    costs = idle_ns >= COSTS * (end - start)
+    whole = (at >= 0) & (end <= ends[np.maximum(at, 0)])
+    found, outside = (
+        _Found(start_ns=start[rows], end_ns=end[rows], idle_ns=idle_ns[rows], at=at[rows])
+        for rows in (costs & whole, costs & ~whole)
+    )
+    pauses = _pauses(timeline, mine, windows, found)
+    if not size(timeline.steps):
+        return pauses
+    outside = _before_last_launch(timeline, windows, outside)
+    return replace(pauses, outside=_pauses(timeline, mine, windows, outside) if outside.at.size else None)
+
+
+class _Windows(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole steps of a rank, by begin; recordings, without a number, where no steps are marked."""
+
+    start_ns: Ints
+    end_ns: Ints
+    """On the host, as `start_ns`."""
+    number: Ints
+    recording: Ints
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Long pauses, by begin."""
+
+    start_ns: Ints
+    end_ns: Ints
+    idle_ns: Ints
+    at: Ints
+    """The last whole step (row in `_Windows`) that had begun; -1 for none."""
+
+
+def _pauses(timeline: RankTimeline, mine: HostSpans, windows: _Windows, found: _Found) -> LongPauses:
+    lanes, between = _places(timeline, mine, found.start_ns, found.end_ns)
+    each_at = zip(lanes, found.start_ns.tolist(), found.end_ns.tolist(), strict=True)
     return LongPauses(
-        start_ns=start, end_ns=end, idle_ns=idle_ns[kept], step=numbers[own],
-        into_step_ns=start - begins[own], between=between, lane=lanes,
-        inside=tuple(range_of_pause(timeline, *each) for each in pauses), steps=begins.size,
+        start_ns=found.start_ns, end_ns=found.end_ns, idle_ns=found.idle_ns,
+        step=np.where(found.at < 0, NONE, windows.number[found.at]),
+        into_step_ns=found.start_ns - windows.start_ns[np.maximum(found.at, 0)], between=between, lane=lanes,
+        inside=tuple(range_of_pause(timeline, *each) for each in each_at), steps=windows.number.size,
+        begun=windows.number.size + _incomplete(timeline, windows),
     )  # fmt: skip
 
 
-def _windows(timeline: RankTimeline) -> tuple[Ints, Ints, Ints]:
-    """Return when each whole step begins and ends on the host, by begin, and its number; recordings, without a number,
-    where no steps are marked."""
+def _before_last_launch(timeline: RankTimeline, windows: _Windows, found: _Found) -> _Found:
+    """Return the pauses that lie in one recording, before a launch in it: after the last one the profiler may stop. The
+    steps of other recordings are none of theirs."""
+    recordings = timeline.recordings
+    order = sort_order(recordings.start_ns)
+    place = np.searchsorted(recordings.start_ns[order], found.start_ns, side="right") - 1
+    own = order[np.maximum(place, 0)]
+    kept = (place >= 0) & (found.end_ns <= recordings.last_launch_ns[own])
+    at = np.where(windows.recording[found.at] == own, found.at, -1)
+    return _Found(
+        start_ns=found.start_ns[kept], end_ns=found.end_ns[kept], idle_ns=found.idle_ns[kept], at=at[kept]
+    )  # fmt: skip
+
+
+def _incomplete(timeline: RankTimeline, windows: _Windows) -> int:
+    """Return in how many recordings something was launched before the whole steps, and after them, in sum; 0 where no
+    steps are marked."""
+    spans = timeline.spans
+    found = 0
+    for recording in range(size(timeline.recordings)) if size(timeline.steps) else ():
+        own = windows.recording == recording
+        launches = spans.launch_ns[(spans.recording == recording) & (spans.launch_ns != NONE)]
+        if launches.size:
+            found += bool(launches.min() < windows.start_ns[own].min(initial=LATEST))
+            found += bool(own.any() and launches.max() >= windows.end_ns[own].max())
+    return found
+
+
+def _windows(timeline: RankTimeline) -> _Windows:
     steps, recordings = timeline.steps, timeline.recordings
     if not size(steps):
         order = sort_order(recordings.start_ns)
-        return recordings.start_ns[order], recordings.end_ns[order], np.full(order.size, NONE)
+        return _Windows(
+            start_ns=recordings.start_ns[order], end_ns=recordings.end_ns[order], number=np.full(order.size, NONE),
+            recording=order,
+        )  # fmt: skip
     whole = np.flatnonzero(~steps.cut)
     whole = whole[sort_order(steps.start_ns[whole])]
-    return steps.start_ns[whole], steps.end_ns[whole], steps.step[whole]
+    return _Windows(
+        start_ns=steps.start_ns[whole], end_ns=steps.end_ns[whole], number=steps.step[whole],
+        recording=steps.recording[whole],
+    )  # fmt: skip
 
 
 def acting(timeline: RankTimeline, host: HostSpans) -> HostSpans:
@@ -162,37 +235,36 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     """The thread that goes on after it, else the one that ended something before it; -1 for none."""
 
 
-def around(timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints) -> Around:
-    """Return what is around the pauses of these host spans: operations, the outermost, or calls as well where few are
-    in operations.
+def around(timeline: RankTimeline, named: HostSpans, start: Ints, end: Ints) -> Around:
+    """Return what is around pauses, of these host spans that name places, the outermost.
 
     The thread is the one that goes on after it; nothing may follow the last pause of a recording, as an optimizer's.
     """
-    own = take(host, is_one_of(host.kind, _naming(timeline, host)))
-    ended, begun = np.lexsort((-own.start_ns, own.end_ns)), np.lexsort((-own.end_ns, own.start_ns))
-    before = np.searchsorted(own.end_ns[ended], start, side="right") - 1
-    after = np.searchsorted(own.start_ns[begun], end, side="left")
-    lanes = np.append(own.lane[begun], -1)[after]
-    first, last = (np.append(own.name[order], -1) for order in (ended, begun))  # -1, at the end, stands for none
+    ended, begun = np.lexsort((-named.start_ns, named.end_ns)), np.lexsort((-named.end_ns, named.start_ns))
+    before = np.searchsorted(named.end_ns[ended], start, side="right") - 1
+    after = np.searchsorted(named.start_ns[begun], end, side="left")
+    lanes = np.append(named.lane[begun], -1)[after]
+    first, last = (np.append(named.name[order], -1) for order in (ended, begun))  # -1, at the end, stands for none
     return Around(
-        before_ns=np.append(own.end_ns[ended], NONE)[before],
-        after_ns=np.append(own.start_ns[begun], LATEST)[after],
+        before_ns=np.append(named.end_ns[ended], NONE)[before],
+        after_ns=np.append(named.start_ns[begun], LATEST)[after],
         before=tuple(timeline.name(each) or BEGIN for each in first[before].tolist()),
         after=tuple(timeline.name(each) or END for each in last[after].tolist()),
-        lane=np.where(lanes < 0, np.append(own.lane[ended], -1)[before], lanes),
+        lane=np.where(lanes < 0, np.append(named.lane[ended], -1)[before], lanes),
     )
 
 
-def _naming(timeline: RankTimeline, host: HostSpans) -> tuple[int, ...]:
-    """Return the kinds of host spans that name places."""
+def place_names(timeline: RankTimeline, host: HostSpans) -> HostSpans:
+    """Return the host spans that name places: operations, or calls as well where few of these are in operations."""
     operations = host.kind == OPERATION
     begins = host.start_ns[launching(timeline, host)]
     inside = BusyTime(union((host.start_ns[operations], host.end_ns[operations]))).within(begins, begins + 1) > 0
-    return (OPERATION,) if inside.sum() > IN_OPERATIONS * inside.size else (OPERATION, RUNTIME)
+    few = inside.sum() <= IN_OPERATIONS * inside.size
+    return take(host, is_one_of(host.kind, (OPERATION, RUNTIME)) if few else operations)
 
 
 def _places(
     timeline: RankTimeline, host: HostSpans, start: Ints, end: Ints
 ) -> tuple[tuple[int, ...], tuple[tuple[str, str], ...]]:
-    found = around(timeline, host, start, end)
+    found = around(timeline, place_names(timeline, host), start, end)
     return tuple(found.lane.tolist()), tuple(zip(found.before, found.after, strict=True))

@@ -1,0 +1,1 @@
+"""When a host pauses, and what may be behind it."""

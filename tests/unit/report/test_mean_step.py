@@ -1,0 +1,175 @@
+"""The mean step stands first where the median one misleads, and what losses of a day are divided by is one time."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.result import (
+    Analysis,
+    Recommendation,
+    causes_of_all_steps,
+    overlapping_ns,
+    usual_causes,
+    with_costs,
+    without_outliers,
+)
+from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text.exposed_causes import exposed_causes_text
+from overlapscope.report.text.throughput import lines
+from tests.unit.report.test_first_sentences import MS, recorded, with_lengths
+
+
+def with_step(analysis: Analysis, rank: int, at: int, **figures: Any) -> Analysis:
+    """Return the analysis with other figures of one step of a rank."""
+    ranks = list(analysis.ranks)
+    steps = list(ranks[rank].steps)
+    steps[at] = replace(steps[at], **figures)
+    ranks[rank] = replace(ranks[rank], steps=steps)
+    return replace(analysis, ranks=ranks)
+
+
+def paused_once() -> Analysis:
+    """Return three steps of 94 ms: rank 0 pauses for 26 ms in the first, and rank 1 waits for that in the next one."""
+    analysis = with_lengths((120, 92, 94), (94, 118, 94), (120, 118, 94))
+    for rank, waited_ms in ((0, (1, 1, 1)), (1, (1, 25, 1))):
+        for at, ms in enumerate(waited_ms):
+            causes = {"peer_host": ms * MS, "dependency": 3 * MS}
+            idle_ns = (26 if (rank, at) == (0, 0) else 1) * MS
+            analysis = with_step(
+                analysis, rank, at, causes=causes, idle_ns=idle_ns, idle_causes={},
+                compute_ns=round(85 * MS), comm_ns=4 * MS,
+            )  # fmt: skip
+    steps = [
+        replace(each, exposed_comm_ns=ms * MS) for each, ms in zip(analysis.headline.job_steps, (4, 16, 4), strict=True)
+    ]
+    head = replace(
+        analysis.headline, job_steps=steps, exposed_comm_ns=4 * MS, causes={"dependency": 3 * MS, "peer_host": MS}
+    )
+    return replace(analysis, headline=head)
+
+
+def test_half_of_the_steps_set_the_median_where_it_is_longer_by_a_tenth() -> None:
+    found = without_outliers(paused_once())
+    assert found is not None
+    assert (found.outliers, found.step_ns) == ([3, 4], 94 * MS)
+    head = paused_once().headline
+    assert without_outliers(replace(paused_once(), headline=replace(head, step_ns=103 * MS))) is None
+
+
+def test_causes_are_of_all_steps_where_a_single_one_is_no_outlier() -> None:
+    """Of 18 + 30 ms in all steps 30 are waiting, and of the median step 1 of 4."""
+    analysis = paused_once()
+    assert usual_causes(analysis) == causes_of_all_steps(analysis) == {"peer_host": 30 * MS, "dependency": 18 * MS}
+    rows = exposed_causes_text(analysis).splitlines()
+    assert "of all steps" in rows[0]
+    assert rows[1].startswith("wait")
+
+
+def on_device(analysis: Analysis, *advice: Recommendation, **figures: Any) -> Analysis:
+    assert analysis.throughput is not None
+    cost = replace(analysis.throughput, on_device=True, devices=2, **figures)
+    run = replace(analysis.run, has_device=True)
+    return with_costs(replace(analysis, run=run, throughput=cost, recommendations=list(advice)))
+
+
+def saving(per: Literal["step", "recording"], ns: int) -> Recommendation:
+    return Recommendation(
+        id="x", title="", verdict="", predicted_gain_ns=ns, gain_low_ns=None, gain_high_ns=None, per=per,
+        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
+    )  # fmt: skip
+
+
+def test_overlapping_steps_take_the_mean_of_what_each_rank_takes() -> None:
+    """100 ms by the longest rank and 96 by the other; those of the job 105 ms each."""
+    analysis = with_lengths((100, 100, 100), (90, 96, 102), (105, 105, 105))
+    analysis = replace(analysis, headline=replace(analysis.headline, pace_ns=None))
+    given = on_device(analysis, steps=3, time_ns=300 * MS, exposed_fraction=0.5, cut_short=[])
+    assert overlapping_ns(given) == 98 * MS
+    first, second, *others = sentence(given).splitlines()
+    assert first == (
+        "In the mean 49.000 ms of a 98.000 ms step is exposed communication (50.0 %): steps of the ranks overlap."
+    )
+    assert second.startswith("In the median 30.000 ms of a 105.000 ms step is exposed communication")
+    assert not any("own window" in line for line in others)
+
+
+@pytest.mark.parametrize("lengths", [(100, 100, 100, 100), (100, 100, 400, 400)])
+def test_hours_of_what_a_step_saves_are_of_the_mean_step(lengths: Sequence[int]) -> None:
+    given = on_device(with_lengths(lengths, lengths, lengths), saving("step", 10 * MS))
+    mean_ms = sum(lengths) / len(lengths)
+    assert given.recommendations[0].gpu_hours_a_day == pytest.approx(10 / mean_ms * 2 * 24)
+
+
+def test_hours_of_what_a_recording_saves_are_of_what_each_rank_recorded() -> None:
+    """Ranks recorded 100 and 60 ms; 10 ms of the second are due to its start."""
+    analysis = recorded()
+    wholes = [(100, {}), (60, {"start_of_recording": 10 * MS})]
+    ranks = [
+        replace(info, whole=replace(info.whole, window_ns=ms * MS, causes=causes, idle_causes={}))
+        for info, (ms, causes) in zip(analysis.ranks, wholes, strict=True)
+    ]
+    given = on_device(replace(analysis, ranks=ranks), saving("recording", 15 * MS))
+    assert given.recommendations[0].gpu_hours_a_day == pytest.approx(15 / 75 * 2 * 24)
+
+
+def test_of_a_recording_the_share_of_what_a_rank_recorded_is_said() -> None:
+    head = replace(
+        recorded().headline, window="recording", step_ns=100 * MS, exposed_comm_ns=60 * MS, exposed_fraction=0.6,
+        start_of_recording_ns=15 * MS, outside_ns=5 * MS,
+    )  # fmt: skip
+    assert "; of its own 80.000 ms 75.0 % are exposed." in sentence(replace(recorded(), headline=head))
+
+
+def losing(*lost_ms: int) -> Analysis:
+    """Return steps with so much exposed time, each beside 100 ms of compute."""
+    lengths = [100 + ms for ms in lost_ms]
+    analysis = with_lengths(lengths, lengths, lengths)
+    steps = [
+        replace(each, exposed_comm_ns=ms * MS, idle_ns=0)
+        for each, ms in zip(analysis.headline.job_steps, lost_ms, strict=True)
+    ]
+    head = replace(analysis.headline, job_steps=steps, exposed_comm_ns=2 * MS, idle_ns=0, step_ns=102 * MS)
+    return replace(analysis, headline=replace(head, pace_ns=None), throughput=None)
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "words"),
+    [
+        (
+            (2, 200, 100, 2, 2),
+            "In the mean 61.200 ms of a 161.200 ms step is exposed communication (38.0 %) and 0.000 ms idle, most of "
+            "it in 2 of 5 steps.",
+        ),
+        ((200, 2, 100, 2, 2), None),  # besides the first only one loses much
+        ((200, 2, 2, 2, 2), None),
+        ((2, 2, 200, 2, 2), None),  # one pause
+        ((2, 12, 12, 2, 2), None),  # the mean step loses little
+    ],
+)
+def test_the_mean_step_stands_first_where_several_steps_lose_what_the_median_one_does_not(
+    lost_ms: Sequence[int], words: str | None
+) -> None:
+    said = sentence(losing(*lost_ms)).splitlines()
+    assert said[0].startswith("2.000 ms of a 102.000 ms step" if words is None else words)
+    assert said[1].startswith("In the median 2.000 ms of a 102.000 ms step") is (words is not None)
+
+
+@pytest.mark.parametrize(("copied_ms", "said"), [(10, True), (4, False), (1, False)])
+def test_copies_are_named_where_they_are_the_largest_loss(copied_ms: int, said: bool) -> None:
+    """Of steps of 100 ms, of which 5 are exposed and 1 is idle."""
+    analysis = with_lengths((100,) * 3, (100,) * 3, (100,) * 3)
+    steps = [
+        replace(each, copy_only_ns=copied_ms * MS, exposed_comm_ns=5 * MS, idle_ns=MS, outside_ns=0,
+                start_of_recording_ns=0)
+        for each in analysis.headline.job_steps
+    ]  # fmt: skip
+    head = replace(analysis.headline, job_steps=steps, exposed_comm_ns=5 * MS, idle_ns=MS, copy_only_ns=copied_ms * MS)
+    given = on_device(
+        replace(analysis, headline=head), exposed_gpu_hours_a_day=0.05 * 48, idle_gpu_hours_a_day=0.01 * 48,
+        price_per_gpu_hour=2.0,
+    )  # fmt: skip
+    assert ("; memcpy alone takes 10.000 ms." in sentence(given)) is said
+    assert (", 4.8 GPU-hours memcpy alone (9.60)" in " ".join(lines(given.throughput, head))) is said
+    assert ("memcpy alone" in sentence(given)) is said
