@@ -1,7 +1,7 @@
 """Rules from findings on links: sockets although there is InfiniBand, no GPUDirect, a slow link. And a question about
 the network beside what is exposed across hosts, where nothing names a link."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -123,19 +123,21 @@ def _by_hosts(given: RuleInput) -> tuple[list[CollectiveRow], list[CollectiveRow
     run, hosts, rows = given.run, ranks_of_hosts(given.run), given.analysis.collectives
     members: dict[str | None, Collection[int]] = {group.name: group.ranks for group in run.groups if group.ranks}
     members.setdefault(None, tuple(run.ranks))
-    several = {name for name, ranks in members.items() if _are_on_several_hosts(given, ranks)}
+    devices = {rank: number for rank, each in run.ranks.items() if (number := device_of(each)) is not None}
+    named = host_of_ranks(run)
+    several = {name for name, ranks in members.items() if _are_on_several_hosts(named, devices, ranks)}
     one = {name for name, ranks in members.items() if name not in several and are_on_one_host(run, hosts, ranks)}
     return [row for row in rows if row.group in several], [row for row in rows if row.group in one]
 
 
-def _are_on_several_hosts(given: RuleInput, ranks: Collection[int]) -> bool:
+def _are_on_several_hosts(named: Mapping[int, str], devices: Mapping[int, str], ranks: Collection[int]) -> bool:
     """Return whether ranks are known to be on several hosts: two that sources name, or two recorded ranks that use the
     device of the same number, which NCCL allows on no host. Where all ranks of the job do, each may see its own alone.
+
+    `named` holds the hosts, and `devices` the numbers of devices, of those ranks of which they are known.
     """
-    recorded, named = given.run.ranks, host_of_ranks(given.run)
     if len({named[rank] for rank in ranks if rank in named}) > 1:
         return True
-    devices = {rank: number for rank, each in recorded.items() if (number := device_of(each)) is not None}
     own = [devices[rank] for rank in ranks if rank in devices]
     return len(set(own)) < len(own) and len(set(devices.values())) > 1
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, own_stages
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITED_FOR_CORE, NoCauses
 from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute
+from overlapscope.analysis.exposure.activities import before_recorded_work
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -117,6 +118,7 @@ def summarize_rank(
     `shares_process` that its process is other ranks, too."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
+    before_recorded_work(timeline, covered)  # other ranks ask for it, when these spans are no longer in memory
     causes = own_causes(timeline, graphs)
     sets = _sets(whole, windows)
     slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")

@@ -93,8 +93,14 @@ def before_recorded_work(timeline: RankTimeline, cover: Coverage) -> Activity:
     """Return when a device was busy with what had been launched before the recording, beside what is recorded.
 
     Its first span, or the first one of the stream that computes most, had been launched, and waited for `AHEAD_NS` and
-    longer while nothing that is recorded ran.
+    longer while nothing that is recorded ran. It is found once, and kept with what the rank's spans cover.
     """
+    if cover.before_recorded is None:
+        cover.before_recorded = _before_recorded(timeline, cover)
+    return cover.before_recorded
+
+
+def _before_recorded(timeline: RankTimeline, cover: Coverage) -> Activity:
     spans = timeline.spans
     known = timeline.has_device and (spans.launch_ns != NONE).any()
     main = compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns) if known else NONE

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints, Spans
-from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
+from overlapscope.timeline.intervals import Activity, BusyTime, Intervals, WindowSets, union
 from overlapscope.timeline.rows import Column
 
 
@@ -58,14 +58,16 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
 class Coverage:
     """The time of one rank covered by each kind of span (communication, compute, copy), as unions of intervals.
 
-    `first_ns` is when the first span of any kind began; the largest int64 without spans.
+    `first_ns` is when the first span of any kind began; the largest int64 without spans. `before_recorded` is when the
+    device worked off what had been launched before the recording, once it was asked for while the spans were in memory.
     """
 
-    __slots__ = ("_sums", "comm", "compute", "copy", "first_ns")
+    __slots__ = ("_sums", "before_recorded", "comm", "compute", "copy", "first_ns")
 
     def __init__(self, comm: Intervals, compute: Intervals, copy: Intervals, first_ns: int) -> None:
         self.comm, self.compute, self.copy, self.first_ns = comm, compute, copy, first_ns
         self._sums: tuple[BusyTime, ...] = ()
+        self.before_recorded: Activity | None = None
 
     @classmethod
     def of(cls, spans: Spans) -> Self:

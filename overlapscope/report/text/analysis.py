@@ -336,8 +336,8 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
 
 
 def _cut_text(head: Headline) -> Iterator[str]:
-    """Yield which steps the causes are without, as no marked step follows them; where the median is
-    about as much theirs, also how long the others take."""
+    """Yield which steps the causes are without, as no marked step follows them; where the median is about as
+    much theirs, also how long the others take."""
     if cut := head.causes_cut:
         which = f"step{'s' * (len(cut) > 1)} {list_some(cut)}"
         lack = "they lack" if len(cut) > 1 else "it lacks"

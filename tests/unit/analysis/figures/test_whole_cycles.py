@@ -284,8 +284,8 @@ def test_what_lies_before_the_first_compute_is_named_with_the_steps_that_hours_a
     assert (its.lead.step, its.lead.quiet_ns) == (0, 70 * MS)
     said = " ".join(lines(its, analysis.headline))
     assert said.endswith(
-        "over 3 of 4 steps, without step 3, which no marked step follows, and without 70.000 ms between the begin of step 0 "
-        "and its first launch: what devices did then was not recorded."
+        "over 3 of 4 steps, without step 3, which no marked step follows, and without 70.000 ms between the begin "
+        "of step 0 and its first launch: what devices did then was not recorded."
     )
 
 
