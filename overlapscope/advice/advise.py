@@ -191,9 +191,13 @@ def _by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None
 ) -> tuple[list[Recommendation], bool]:
     """Return the recommendations of the rules, and whether waiting or cores come before all settings of buckets."""
-    if _sampled(analysis):
+    sampled = _sampled(analysis)
+    if len(sampled) == len(analysis.ranks):
         return [], False
     cores = shared_cores(analysis)
+    if sampled:
+        every_rank = alone or summarize_ranks(run)
+        alone = {rank: own for rank, own in every_rank.items() if rank not in sampled}
     given = RuleInput.of(run, analysis, cross_rank, alone)
     late = late_rank(
         analysis,
@@ -224,7 +228,8 @@ def _by_rules(
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     compute = "".join(_what_compute_is(analysis, {} if alone is None else alone, every))
-    most = None if any(map(comes_first, every)) else largest_loss(given, every, compute)
+    # Figures of the whole job hold idle and exposed time of sampled ranks, in which these may have computed.
+    most = None if sampled or any(map(comes_first, every)) else largest_loss(given, every, compute)
     if late and is_of_host_loss(late, found, given):
         every = [each for each in every if each is not found.get("late_rank")]
     every = asking_for_network([*every, most] if most else every, given)
@@ -300,13 +305,17 @@ def advise(
     `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
     one; `alone` and `graphs` are what `analyze` was given.
     """
-    if sampled := _sampled(analysis):
-        return [], [f"nothing is recommended for {rank_list(sampled)}: {NO_CAUSES[SAMPLED]}; record whole"]
+    sampled = _sampled(analysis)
+    if len(sampled) == len(analysis.ranks):
+        return [], [f"nothing is recommended: {NO_CAUSES[SAMPLED]}; record whole"] * bool(sampled)
     cross_rank, graphs = cross_rank or match_and_align(run), graphs or BuiltGraphs(run)
     alone = alone or summarize_ranks(run, graphs)
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
+    if sampled:
+        missing = f"most events of {rank_list(sampled)} are missing, as the recording is sampled"
+        return found, [f"{missing}: rules read the other ranks, and no change is replayed; record whole"]
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs, alone), _not_looked_for(analysis)
     computes = _what_compute_is(analysis, alone, found)
     of_hosts += [words for words in computes if not any(words in each.title for each in found)]

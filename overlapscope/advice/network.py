@@ -111,7 +111,8 @@ def asking_for_network(found: Sequence[Recommendation], given: RuleInput) -> lis
     if exposed_ns < MUCH * given.step_ns or not exposed_ns:
         return list(found)
     fast, slow = _busbw_gbs(inside), _busbw_gbs(across)
-    words = f"calls across hosts take {ms(exposed_ns)} of a {given.per} beside which nothing is computed"
+    waiting = ", waiting included," * any(row.estimate == "upper_bound" and row.exposed_ns for row in across)
+    words = f"calls across hosts take {ms(exposed_ns)}{waiting} of a {given.per} beside which nothing is computed"
     words += "" if slow is None else f", at {slow:.3g} GB/s on the bus"
     words += "" if slow is None or fast is None else f" (within a host {fast:.3g})"
     ask = ASK.format(words=words)
@@ -119,10 +120,10 @@ def asking_for_network(found: Sequence[Recommendation], given: RuleInput) -> lis
 
 
 def _by_hosts(given: RuleInput) -> tuple[list[CollectiveRow], list[CollectiveRow]]:
-    """Return the rows of calls whose ranks are known to be on several hosts, and on one."""
+    """Return the rows of calls whose ranks are known to be on several hosts, and on one; of calls that name no group,
+    neither."""
     run, hosts, rows = given.run, ranks_of_hosts(given.run), given.analysis.collectives
-    members: dict[str | None, Collection[int]] = {group.name: group.ranks for group in run.groups if group.ranks}
-    members.setdefault(None, tuple(run.ranks))
+    members = {group.name: group.ranks for group in run.groups if group.ranks}
     devices = {rank: number for rank, each in run.ranks.items() if (number := device_of(each)) is not None}
     named = host_of_ranks(run)
     several = {name for name, ranks in members.items() if _are_on_several_hosts(named, devices, ranks)}
@@ -143,8 +144,9 @@ def _are_on_several_hosts(named: Mapping[int, str], devices: Mapping[int, str], 
 
 
 def _busbw_gbs(rows: Sequence[CollectiveRow]) -> float | None:
-    """Return the median bus bandwidth of large calls; None where none is known."""
-    known = [row.busbw_gbs for row in rows if row.busbw_gbs and (row.bytes or 0) >= LARGE_BYTES]
+    """Return the median bus bandwidth of large calls whose waiting is known; None where there are none."""
+    matched = [row for row in rows if row.estimate == "matched" and (row.bytes or 0) >= LARGE_BYTES]
+    known = [row.busbw_gbs for row in matched if row.busbw_gbs]
     return median(known) if known else None
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import JobKind, job_kind
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
@@ -75,6 +76,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """By rank, the idle time that its host decided."""
     long_pauses: Mapping[int, LongPauses]
     """By rank, the long pauses of its host that left its device idle."""
+    stages: Mapping[int, Mapping[str, PipelineStage]]
+    """By rank, its stage in each pipeline, by the name of the group, as `own_stages` returns them."""
     idle_ns: int
     """All idle time in these windows, but of few long ones (`is_usual`), of the ranks whose host losses are known."""
     figures: Headline
@@ -106,6 +109,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             numbers={rank: numbers[rank] for rank, each in windows.items() if each},
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
             long_pauses={rank: own.long_pauses for rank, own in alone.items() if own.long_pauses is not None},
+            stages={rank: own.stages for rank, own in alone.items()},
             idle_ns=sum(_idle_ns(own, without, of_steps=of_steps) for own in known),
             figures=analysis.headline,
             cross_rank=cross_rank,

@@ -22,7 +22,7 @@ from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_c
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.devices_in_turn import devices_in_turn
 from overlapscope.analysis.checks.pipelines.last_stage_waits import last_stage_waits
-from overlapscope.analysis.checks.pipelines.stages import counted_stages
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, counted_stages
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
 from overlapscope.analysis.checks.recorder_stops import idle_at_stops
@@ -135,7 +135,7 @@ def findings_of(asked: Asked) -> list[Finding]:
         *launch_gaps(run),
         *slow_host(run),
         *unread_ranks(run),
-        *_uneven_stages(run, asked.work, asked.ranks, alone),
+        *_uneven_stages(run, asked.work, asked.ranks, alone, stages),
         *longer_kernels(
             run,
             {info.rank: _computed_ns(info) for info in asked.ranks},
@@ -147,7 +147,12 @@ def findings_of(asked: Asked) -> list[Finding]:
         *partly_recorded_groups(run, asked.cross_rank),
         *pipeline_bubbles(run, stages),
         *pipeline_fill(run, stages),
-        *devices_in_turn(run, coverage, step_windows),
+        *devices_in_turn(
+            {info.rank: run.ranks[info.rank] for info in not_sampled},
+            coverage,
+            step_windows,
+            {rank: own.whole for rank, own in alone.items()},
+        ),
         *last_stage_waits(run, coverage, step_windows),
         *expert_imbalance(run, asked.cross_rank, coverage, window_ns),
         *possible_bandwidth(run, asked.collectives, asked.bandwidth),
@@ -199,7 +204,11 @@ def _in_calls(alone: Mapping[int, RankSummary]) -> dict[int, OperationPieces]:
 
 
 def _uneven_stages(
-    run: Run, work: Mapping[int, RankCompute], ranks: Sequence[RankInfo], alone: Mapping[int, RankSummary]
+    run: Run,
+    work: Mapping[int, RankCompute],
+    ranks: Sequence[RankInfo],
+    alone: Mapping[int, RankSummary],
+    stages: Mapping[int, Mapping[str, PipelineStage]],
 ) -> list[Finding]:
     """Return the finding on stages of a pipeline that have more work than the others."""
     return uneven_stages(
@@ -210,7 +219,7 @@ def _uneven_stages(
         _held_ns(run),
         _still_ns(alone),
         {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
-        counted_stages(run, {rank: own.stages for rank, own in alone.items()}),
+        stages,
     )
 
 

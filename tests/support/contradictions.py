@@ -31,7 +31,9 @@ SENTENCES: Final[dict[str, tuple[str, str]]] = {
     "no rank, ranks": (r"^no rank recorded", r"^rank \d+ "),
     "no step marks, steps": (r"^[^\n]*no step marks", r"^rank \d+ step \d+"),
     "no critical path, its parts": (r"^No critical path", r"^Critical path of"),
-    "nothing matched, wait time of ranks": (r"^0 collectives matched across ranks", r"^rank \d+ .* % +[\d,.]+ +[\d,.]+ +\d+$"),
+    "nothing matched, wait time of ranks": (
+        r"^0 collectives matched across ranks", r"^rank \d+ .* % +[\d,.]+ +[\d,.]+ +\d+$",
+    ),
     "nothing to recommend, a recommendation": (r"^Nothing to recommend\.", r"^1\. "),
     "idle for no known reason, idle by cause": (
         r"Idle [\d,.]+ ms a \w+: unknown because", r"Idle .*: late launch by the host",

@@ -4,19 +4,14 @@ last micro-batch's backward, and parameters are needed in the first one's forwar
 from collections.abc import Sequence
 
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.analysis.checks.pipelines.stages import PipelineStage, microbatches, pipeline_stages
-from overlapscope.analysis.per_rank.steps import StepWindow
-from overlapscope.timeline.columns import NONE
+from overlapscope.analysis.checks.pipelines.stages import PipelineStage, alike_stages, counted_stages, microbatches
 
 
 def shares_beside(given: RuleInput) -> tuple[float, float]:
     """Return the least and the largest share of a step's compute that may be beside calls of gradients and parameters;
     all of it without a pipeline, or where nothing is known of its micro-batches."""
-    windows = {
-        rank: [StepWindow(step=NONE, recording=0, window=each, complete=True) for each in given.windows.get(rank, ())]
-        for rank in given.run.ranks
-    }
-    shares = [_share_of(own, len(group.ranks or ())) for group, own in pipeline_stages(given.run, windows)]
+    stages = alike_stages(given.run, counted_stages(given.run, given.stages))
+    shares = [_share_of(own, len(group.ranks or ())) for group, own in stages]
     return (min(low for low, _ in shares), max(high for _, high in shares)) if shares else (1.0, 1.0)
 
 

@@ -156,10 +156,12 @@ def faster_beside_half_ns(given: RuleInput, timeline: RankTimeline, rows: Ints, 
 
 
 def as_fast_beside(given: RuleInput) -> list[str]:
-    """Return what is assumed of compute beside calls where it was not measured by how much they slow it; else
-    nothing."""
+    """Return what is assumed of compute beside calls where there is some, and it was not measured by how much they
+    slow it; else nothing."""
     measured = {each.rank for each in given.analysis.ranks if each.interference is not None}
-    return [] if all(each.rank in measured for each, _ in given.some_ranks()) else [AS_FAST]
+    covers = [(given.coverage[each.rank], own) for each, own in given.some_ranks() if each.rank not in measured]
+    beside = any(length(intersection(intersection(one.comm, one.compute), time_of(own))) for one, own in covers)
+    return [AS_FAST] if beside else []
 
 
 def moving_ns(timeline: RankTimeline, rows: Ints, transfer_ns: Ints) -> Ints:

@@ -73,7 +73,7 @@ class IdleGaps(msgspec.Struct, frozen=True, kw_only=True):
         before, after = (shortened(each, LONGEST_NAME) for each in self.between)
         number = self.long.size
         share, longest = percent_text(held / self.idle_ns, 0), ms(int(self.long[0]))
-        lengths = ", ".join(f"{ns / 1e6:.3g}" for ns in self.long.tolist())
+        lengths = ", ".join(ms(ns).removesuffix(" ms") for ns in self.long.tolist())
         gaps = f"{number} of {self.gaps} gaps hold {share}, {lengths} ms: the longest"
         if number == 1:
             gaps = "one gap of" if self.gaps == 1 else f"one of {self.gaps} gaps holds {share}:"

@@ -87,10 +87,10 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     Steps that cost more than all that the others lose are named by none of them. `compute` says what compute is
     (`compute_words`): where nearly nothing is lost beside it, that stands first.
     """
+    found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
     part = given.analysis.throughput.repeated if given.analysis.throughput else None
     if part is not None:
-        return _after_start_up(given, part)
-    found = [each for each in found if not each.changes_numerics]  # a trial that may fail names no loss
+        return _after_start_up(given, found, part)
     # What is due to the start of the recording is no loss: others only seem to wait, or a device works unseen.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
     few = few_communicate(given.analysis.headline)
@@ -137,12 +137,15 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
 
 
-def _after_start_up(given: RuleInput, part: RepeatedPart) -> Recommendation | None:
+def _after_start_up(given: RuleInput, found: Sequence[Recommendation], part: RepeatedPart) -> Recommendation | None:
     """Return what names the largest loss of the steps after a start-up, which figures of the recording mostly are of;
-    no causes of these steps are known."""
+    no causes of these steps are known. None where what others name, less all that the start-up may lose of it, is
+    `ADDRESSED` of it."""
     is_idle = part.idle_ns > part.exposed_comm_ns
     ns = part.idle_ns if is_idle else part.exposed_comm_ns
-    if ns < WORTH * part.window_ns:
+    named, whole_ns = (OF_IDLE, given.figures.idle_ns) if is_idle else (OF_EXPOSED, given.figures.exposed_comm_ns)
+    addressed = sum(each.loss_ns or 0 for each in found if each.id in named) - max((whole_ns or 0) - ns, 0)
+    if ns < WORTH * part.window_ns or addressed >= ADDRESSED * ns:
         return None
     cycle, what = ms(part.window_ns / part.cycles), "idle time" if is_idle else "exposed communication"
     return recommended(

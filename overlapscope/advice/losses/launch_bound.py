@@ -78,7 +78,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
 def _assumed(given: RuleInput) -> list[str]:
     damaged, found = given.damaged_hosts, [bound(given)]
     if given.figures.comm_ns and not given.is_whole:
-        later = "that ranks which were not recorded, and came later still, come earlier, too"
+        later = "that unrecorded ranks, which came later still, get faster as well"
         unseen = given.cross_rank.waited_for_unseen_ns
         found.append(later if unseen else "that no unrecorded rank was later still: not all were recorded")
     if damaged:

@@ -148,7 +148,8 @@ def with_replayed_gains(
     gains = {name: shortened_ns(graph, window, change) for name, change in changes.items()}
     if changes.keys() >= {"data_loading", "blocking_calls"} and by_id["data_loading"].evidence.get(BY_WORKERS):
         # Workers do not load faster for a host that asks earlier: what it gains is gained once batches take no time.
-        gains["blocking_calls"] = shortened_ns(graph, window, _both(changes)) - gains["data_loading"]
+        both_ns = shortened_ns(graph, window, _both(changes))
+        gains["blocking_calls"] = max(both_ns - gains["data_loading"], 0)
     steps = max((size(each.steps) for each in ranks.values()), default=0)
     of_pauses = by_id["host_pauses"].evidence if "host_pauses" in by_id else {}
     return _replayed(
@@ -210,8 +211,8 @@ def _with_waits(
         paused_late = late.id == "host_pauses"
         steps = steps_after_waits(graph, replay.pauses, replay.steps) if paused_late else replay.steps
         return [*found, _run_ahead(late, _each_step(late, ahead_ns, steps), waits, job, assumed)]
-    if "data_loading" not in replay.gains:
-        return list(found)
+    if "data_loading" not in replay.gains or by_id["data_loading"].evidence.get(BY_WORKERS):
+        return list(found)  # workers load no faster for a host that asks earlier
     fetching = by_id["data_loading"]
     # What each of the two gains alone.
     either_ns = replay.gains["data_loading"] + ahead_ns - shortened_ns(graph, replay.window, _both(replay.changes))

@@ -153,8 +153,8 @@ def _of_gathers(given: RuleInput, each: Sequence[_Sharded]) -> Recommendation | 
         given,
         id="sharded_optimizer",
         title=f"Gather parameters beside the next forward: all_gather between the optimizer and forward takes "
-        f"{ms(found.gather_ns)} of a {ms(given.step_ns)} {given.per}{_on_one(each, found)}, and nothing is computed "
-        "beside it",
+        f"{ms(found.gather_ns)} of a {ms(given.step_ns)} {given.per}{_on_one([one.gather_ns for one in each])}, and "
+        "nothing is computed beside it",
         at_most_ns=bound.at_most_ns,
         loss_ns=bound.loss_ns,
         apply={"megatron": GATHER, "torch": TORCH[1]},
@@ -182,13 +182,14 @@ def _of_both(given: RuleInput, each: Sequence[_Sharded]) -> Recommendation | Non
     if bound is None:
         return None
     reduces, gathers = found.reduce_ns, found.gather_ns
+    most = _on_one([one.reduce_ns + one.gather_ns for one in each])
     first = "Wait once for gradients, before the optimizer" if waits else "Reduce gradients during backward"
     return recommended(
         given,
         id="sharded_optimizer",
         title=f"{first}, and gather parameters beside the next forward: reduce_scatter ({ms(reduces)} of a "
         f"{ms(given.step_ns)} {given.per}) and all_gather ({ms(gathers)}) around the optimizer"
-        f"{_on_one(each, found)} are beside no compute",
+        f"{most}{',' * bool(most)} are beside no compute",
         at_most_ns=bound.at_most_ns,
         loss_ns=bound.loss_ns,
         apply={"megatron": " ".join(MEGATRON), "deepspeed": DEEPSPEED, "torch": "\n".join(TORCH)},
@@ -206,10 +207,9 @@ def _of_both(given: RuleInput, each: Sequence[_Sharded]) -> Recommendation | Non
     )
 
 
-def _on_one(each: Sequence[_Sharded], found: _Sharded) -> str:
-    """Return the words that say that these figures are of the rank with most, where those of others are smaller."""
-    least = min(one.reduce_ns + one.gather_ns for one in each)
-    return ", on the rank with most," * (found.reduce_ns + found.gather_ns > (1 + ALIKE) * least)
+def _on_one(shown_ns: Sequence[float]) -> str:
+    """Return the words that say that the largest of these figures of ranks is shown, where others are smaller."""
+    return ", on the rank with most" * (max(shown_ns) > (1 + ALIKE) * min(shown_ns))
 
 
 class _Bound(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ def _bound(given: RuleInput, each: Sequence[_Sharded], serial_ns: Sequence[float
     low, high = shares_beside(given)
     least, most = (max(one.beside_ns(ns, share) for one, ns in ranks) for share in (low, high))
     if low < high:
-        words = f"{OF_MICRO_BATCHES}: of how many is not known"
+        words = f"{OF_MICRO_BATCHES}; the number of micro-batches is not known, so no bound is given"
         return _Bound(at_most_ns=None, loss_ns=round(least), words=words)
     words = f"{OF_MICRO_BATCHES}, which is {high:.0%} of compute" if high < 1 else ""
     words += ": the gain is an upper bound"
@@ -259,13 +259,20 @@ def _all_reduced(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
     own = np.flatnonzero((reduces | gathers) & large & (calls.launch_ns != NONE))
     own = own[window_of(windows, calls.start_ns[own]) != NONE]
     own = own[sort_order(calls.group[own], calls.launch_ns[own])]
+    item = np.array([*(ITEM_BYTES.get(name, 1) for name in timeline.names), 1])
+    elements, begins = calls.bytes // item[calls.dtype], optimizer_begins(timeline)
+    compute = BusyTime(given.coverage[timeline.rank].compute)
     found: list[Ints] = []
     forward_ns: list[int] = []
     for rows in split_by(factorize_rows([calls.group[own]])[0]):
         turns = np.flatnonzero(np.diff(gathers[own[rows]].astype(np.int64)) < 0) + 1  # from gathers to reductions
         cycles = np.split(own[rows], turns)
         gathering = [each for each in cycles if gathers[each].any()]
-        updates = [each for each in gathering if _gathers_updates(given, timeline, each, gathers[each])]
+        updates = [
+            each
+            for each in gathering
+            if _gathers_updates(timeline, each, gathers[each], elements[each], begins, compute)
+        ]
         if not updates or len(updates) < len(gathering) - 1:
             continue
         found += updates
@@ -279,18 +286,21 @@ def _all_reduced(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
     return _of_rows(given, timeline, windows, rows, gathers, forward)
 
 
-def _gathers_updates(given: RuleInput, timeline: RankTimeline, rows: Ints, gathered: Flags) -> bool:
+def _gathers_updates(
+    timeline: RankTimeline, rows: Ints, gathered: Flags, elements: Ints, begins: Ints, compute: BusyTime
+) -> bool:
     """Return whether an optimizer runs between these reductions and the gathers behind them, of as many elements, and
-    nothing is computed between the gathers."""
+    nothing is computed between the gathers.
+
+    `elements` are those of each of these calls, `begins` when optimizers begin on the host.
+    """
     calls, reduces, gathers = timeline.collectives, rows[~gathered], rows[gathered]
-    item = np.array([*(ITEM_BYTES.get(name, 1) for name in timeline.names), 1])
-    elements = calls.bytes[rows] // item[calls.dtype[rows]]
     sent, got = int(elements[~gathered].sum()), int(elements[gathered].sum())
     if not reduces.size or abs(got - sent) > ALIKE * sent:
         return False
-    begun = np.searchsorted(optimizer_begins(timeline), calls.launch_ns[[reduces[-1], gathers[0]]])
+    begun = np.searchsorted(begins, calls.launch_ns[[reduces[-1], gathers[0]]])
     first, last = calls.start_ns[gathers].min(), calls.end_ns[gathers].max()
-    computed = BusyTime(given.coverage[timeline.rank].compute).within(np.array([first]), np.array([last]))
+    computed = compute.within(np.array([first]), np.array([last]))
     return bool(begun[1] > begun[0] and computed[0] <= NOTHING * (last - first))
 
 

@@ -71,7 +71,8 @@ def host_pauses(
         return []
     every = [each for each in costly_pauses(run, known, splits) if (each.step is not None) == of_steps]
     others = {rank: own.outside for rank, own in known.items() if own.outside is not None}
-    outside = costly_pauses(run, others, splits) if of_steps else []
+    # Nothing is matched for these: what of them others waited for is not known beside all other pauses.
+    outside = costly_pauses(run, others, ()) if of_steps and every else []
     found = _costly(run, known, every if of_steps else _at_costliest_place(every), outside, step_ns)
     return found or (before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns) if of_steps else [])
 

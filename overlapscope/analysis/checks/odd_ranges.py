@@ -12,9 +12,10 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Spans, take
+from overlapscope.analysis.graph.building.stream_waits import compute_lane
+from overlapscope.timeline.columns import COMM, NONE, Spans, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
-from overlapscope.timeline.rows import sort_order, sum_by, unique, values_in
+from overlapscope.timeline.rows import sort_order, unique, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 FEWEST_STEPS: Final = 3
@@ -100,14 +101,13 @@ def _lead(spans: Spans, within: Intervals) -> _Lead | None:
 
     It leads where what was launched before them runs until their end, or later. Where no such launch was recorded, what
     follows may show it: it runs first in the recording, and has waited for longer than they lasted, so for what was
-    launched before.
+    launched before. Ranges that launch work themselves take time of the device, too, whoever leads.
     """
-    computes = np.flatnonzero(spans.kind == COMPUTE)
-    if not computes.size:
-        return None
-    took = sum_by(spans.lane[computes], spans.end_ns[computes] - spans.start_ns[computes], int(spans.lane.max()) + 1)
-    own = take(spans, (spans.lane == took.argmax()) & (spans.launch_ns != NONE))
     begin_ns, end_ns = int(within.starts[0]), int(within.ends[-1])
+    main = compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns)
+    if main == NONE or ((spans.launch_ns >= begin_ns) & (spans.launch_ns < end_ns)).any():
+        return None
+    own = take(spans, (spans.lane == main) & (spans.launch_ns != NONE))
     before, after = own.launch_ns < begin_ns, own.launch_ns >= end_ns
     if before.any():
         lead = _Lead(ns=int(own.end_ns[before].max()) - end_ns, sure=True)

@@ -49,7 +49,8 @@ MOSTLY: Final = 0.5
 was hidden, or made up for, or the step is long for another reason. This share of what is more says what it is, too."""
 MORE_KERNELS, ALIKE = 1.25, 0.05
 """A step does other work than the others where it runs this many times as many kernels as any of them on each rank,
-while they differ by at most this share of their number. Choices: an evaluation or a checkpoint that a step holds."""
+while they differ by at most this share of their number. Choices: an evaluation that a step holds, or the
+optimizer, where each micro-batch is a step."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
@@ -352,7 +353,8 @@ def _finding(
         evidence |= {"kernels": works.kernels, "kernels_of_others": works.usual_kernels}
         what = (
             f"{what}; it computes for {format_ms(works.computes_ns)} more than usual, in {works.kernels} kernels, not "
-            f"{works.usual_kernels}: other work on each rank, as an evaluation or a checkpoint"
+            f"{works.usual_kernels}: other work on each rank, as an evaluation, or the optimizer where "
+            "gradients accumulate"
         )
     if len(found) == 1:
         return Finding(

@@ -16,7 +16,8 @@ def are_on_one_host(run: Run, hosts: Mapping[str, Collection[int]], members: Col
     `hosts` is the result of `ranks_of_hosts`. Where it has all members, it decides; members of two of its hosts are on
     several in any case. Else each recorded member, of two or more, must use a device of its own. In a whole job that is
     recorded it may be any; elsewhere ranks must be numbered host by host as their devices are, so that rank minus
-    number is one, the first rank of the host, with no multiple of `MOST_OF_HOST` between that and a member.
+    number is one, the first rank of the host, with no multiple of `MOST_OF_HOST` between that and a member; of half as
+    many, where no number shows that hosts have more devices.
     """
     asked = set(members)
     named = [asked.intersection(ranks) for ranks in hosts.values() if not asked.isdisjoint(ranks)]
@@ -33,7 +34,9 @@ def are_on_one_host(run: Run, hosts: Mapping[str, Collection[int]], members: Col
     if not all(map(str.isdecimal, devices.values())):
         return False
     first = {rank - int(number) for rank, number in devices.items()}
-    return len(first) == 1 and len({rank // MOST_OF_HOST for rank in (*asked, *first)}) == 1
+    half = MOST_OF_HOST // 2
+    most = half if max(map(int, devices.values())) < half else MOST_OF_HOST
+    return len(first) == 1 and len({rank // most for rank in (*asked, *first)}) == 1
 
 
 def device_of(timeline: RankTimeline) -> str | None:

@@ -17,7 +17,8 @@ from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import PeerQuery
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.analysis.per_rank.optimizers import launch_times
+from overlapscope.timeline.columns import NONE, Flags, Ints, size
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import (
     BusyTime,
@@ -27,7 +28,7 @@ from overlapscope.timeline.intervals import (
     parts_inside,
     union,
 )
-from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
+from overlapscope.timeline.rows import MOST, factorize_rows, smallest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
 START: Final = "start_of_recording"
@@ -133,13 +134,19 @@ def peer_waits(
 
 
 def _first_calls(timeline: RankTimeline) -> Flags:
-    """Return which calls are the first of their group in a recording."""
-    calls = timeline.collectives
+    """Return which calls are the first of their group in a recording, before its first step ended, or before the rank
+    had met others in any call: what ranks do later than that was recorded."""
+    calls, steps = timeline.collectives, timeline.steps
     order = sort_order(calls.recording, calls.group, calls.start_ns)
     recording, group = calls.recording[order], calls.group[order]
     first = np.zeros(order.size, np.bool_)
     first[order] = np.append(True, (np.diff(recording) != 0) | (np.diff(group) != 0))[: order.size]
-    return first
+    met = (calls.end_ns != NONE) & (calls.group_size != 1)
+    recordings = size(timeline.recordings)
+    met_ns = smallest_by(calls.recording[met], calls.end_ns[met], recordings)[calls.recording]
+    stepped_ns = smallest_by(steps.recording, steps.end_ns, recordings)[calls.recording]
+    early = launch_times(timeline, np.arange(order.size)) < np.where(stepped_ns == MOST, NONE, stepped_ns)
+    return first & (early | (calls.start_ns < met_ns))
 
 
 def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints:

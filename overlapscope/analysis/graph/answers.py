@@ -7,6 +7,7 @@ import msgspec
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.unseen_members import may_not_be_replayed
 from overlapscope.analysis.graph.model import GAPS, NO_GAP
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.intervals import Activity
@@ -26,7 +27,9 @@ UNKNOWN_MEMBERS: Final = (
     "whether these ranks are all members of their groups is not recorded, so no path across ranks is known"
 )
 
-UNSEEN_MEMBERS: Final = "ranks that were not recorded came last to calls of these, so no path across ranks is known"
+UNSEEN_MEMBERS: Final = (
+    "calls of the recorded ranks waited for ranks that were not recorded, so no path across ranks is known"
+)
 
 
 class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,7 +330,7 @@ def _lacks_members(run: Run, cross_rank: CrossRank) -> str | None:
         members = {*range(run.world_size or 0)} if groups else set()
     missing = members - run.ranks.keys()
     if not missing:
-        return UNSEEN_MEMBERS if cross_rank.waited_for_unseen_ns else None
+        return UNSEEN_MEMBERS if may_not_be_replayed(run, cross_rank.waited_for_unseen_ns) else None
     count, of = len(missing), f"{len(members)} ranks of its groups"
     if run.world_size is not None and run.world_size > len(members):  # other groups lack more
         count, of = run.world_size - len(run.ranks), f"{run.world_size} ranks"

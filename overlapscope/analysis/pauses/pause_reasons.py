@@ -153,7 +153,8 @@ def _beside_others(
     run: Run, found: Sequence[CostlyPause], known: Mapping[int, LongPauses], fixed: Sequence[CostlyPause]
 ) -> PauseReason:
     """Return what may be behind pauses of which most, the `fixed`, are of one length, and behind the others."""
-    others = [each for each in found if each not in fixed]
+    chosen = set(map(id, fixed))
+    others = [each for each in found if id(each) not in chosen]
     own, other = (pause_reason(run, each, known, anywhere=False) for each in (fixed, others))
     text = f"{own.text} ({len(fixed)} of {len(found)} pauses); behind the others {other.text}"
     return msgspec.structs.replace(own, text=text, may_compile=own.may_compile or other.may_compile)

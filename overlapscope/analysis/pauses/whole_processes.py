@@ -87,7 +87,7 @@ def of_whole_processes(
     found = dict(known)
     for rank, own in known.items():
         beside = [silences[other] for other in sorted(others[rank] & silences.keys())]
-        if own.start_ns.size and beside and rank in silences:
+        if beside and rank in silences:
             found[rank] = _cut(own, _shared(silences[rank], beside))
     return found
 
@@ -99,9 +99,9 @@ def _shared(own: Mapping[Thread, Silences], others: Sequence[Mapping[Thread, Sil
 
 
 def _cut(pauses: LongPauses, shared: Sequence[Silences]) -> LongPauses:
-    """Return one or more pauses of a rank without what these threads take from them."""
+    """Return the pauses of a rank without what these threads take from them."""
     parts = [_longest_part(shared, *each) for each in zip(pauses.start_ns, pauses.end_ns, strict=True)]
-    start, end = (np.array(each, np.int64) for each in zip(*parts, strict=True))
+    start, end = np.array(parts, np.int64).reshape(-1, 2).T
     kept = np.flatnonzero(end - start >= LONG_PAUSE_NS)
     start, end = start[kept], end[kept]
     return replace(

@@ -68,9 +68,6 @@ def wait_table(analysis: Analysis) -> Table:
     lacks = lacks_members(analysis)
     rows = wait_rows(analysis.skew, lacks=lacks)
     note = columns_text(analysis)
-    if not lacks and any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks):
-        were = "were not recorded" if analysis.run.missing_ranks else "were perhaps not recorded"
-        note += f" Some group members {were}: a rank may have delayed others less, and waited longer."
     if len(rows) > MAX_RANKS:
         note += f" {count(len(rows) - MAX_RANKS, 'more rank')} for which others waited less: overlapscope analyze --all"
     return Table(head=wait_head(lacks=lacks), rows=tuple(rows[:MAX_RANKS]), note=note)

@@ -92,7 +92,7 @@ def _hours(found: Throughput, head: Headline) -> str:
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
     least = "at least " * found.devices_at_least
-    devices = f"{least}{count(found.devices or 0, 'GPU')}{' of what repeats' * bool(found.repeated)}"
+    devices = f"{least}{count(found.devices or 0, 'GPU')}{', of the repeated steps alone' * bool(found.repeated)}"
     return f"A day on {devices}{alike}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
 
 

@@ -68,9 +68,11 @@ def test_a_slow_link_is_named_and_no_setting_is_offered_for_it() -> None:
     assert "repair_link" not in of_run(connected({(0, 1): 600, (1, 2): 900, (2, 0): 500}))
 
 
-def on_hosts(devices: Sequence[str], *, finding: str | None = None, backend: str = "nccl") -> dict[str, Recommendation]:
+def on_hosts(
+    devices: Sequence[str], *, finding: str | None = None, backend: str = "nccl", **row: object
+) -> dict[str, Recommendation]:
     """Return what is recommended for ranks, by the number of the device that each uses, whose reductions of 64 MiB
-    over all take 400 us of a step of 1 ms beside nothing."""
+    over all take 400 us of a step of 1 ms beside nothing; `row` is what their rows are changed to."""
     call = Sent(start=500, end=900, launch=90, size_bytes=64 * MIB)
     run = made(lambda _: [Kernel(start=0, end=500), call, Kernel(start=900, end=990)], ranks=len(devices))
     ranks = {}
@@ -80,11 +82,15 @@ def on_hosts(devices: Sequence[str], *, finding: str | None = None, backend: str
     run = replace(run, ranks=ranks, fingerprint={**run.fingerprint, "backend": backend})
     together = match_and_align(run)
     analysis = analyze(run, together)
+    found = by_rules(run, analysis, together)
+    analysis = replace(analysis, collectives=[replace(each, **row) for each in analysis.collectives])
     if finding is not None:
         analysis.findings.append(Finding(id=finding, severity="warning", title="", evidence={}, known_from="trace"))
     return {
         each.id: each
-        for each in asking_for_network(by_rules(run, analysis, together), RuleInput.of(run, analysis, together))
+        for each in asking_for_network(
+            [replace(each, apply={}) for each in found], RuleInput.of(run, analysis, together)
+        )
     }
 
 
@@ -105,6 +111,15 @@ def test_what_is_exposed_across_hosts_asks_for_the_network(devices: str, more: d
         words = "calls across hosts take 0.4 ms of a step beside which nothing is computed, at 252 GB/s on the bus: is"
         assert words in found["exposed_communication"].apply["network"]
     assert sum("network" in each.apply for each in found.values()) == asks, "once"
+
+
+def test_bounds_are_no_rate_and_hold_waiting() -> None:
+    asked = on_hosts("0101", estimate="upper_bound")["exposed_communication"].apply["network"]
+    assert "calls across hosts take 0.4 ms, waiting included, of a step beside which nothing is computed: is" in asked
+
+
+def test_calls_that_name_no_group_are_not_said_to_be_across_hosts() -> None:
+    assert "network" not in on_hosts("0101", group=None)["exposed_communication"].apply
 
 
 # --- the algorithm --------------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ def test_a_few_long_gaps_are_named_where_shorter_ones_follow_in_all_lengths() ->
     assert "; the median of the rest is 13.0 us" in found.title
 
 
+def test_gaps_of_seconds_have_no_exponent() -> None:
+    program = [*kernels(60), Work(1_830 * MS), Launch(0, 100 * US, name="after"), Work(1_200 * MS), *kernels(9)]
+    assert ", 1830, 1200 ms: the longest 1830 ms" in fired(of_the_device(program))["idle_device"].title
+
+
 def test_many_gaps_alike_are_an_average() -> None:
     found = fired(of_the_device(kernels(60)))["idle_device"]
     assert found.evidence["long_gaps_ns"] == []

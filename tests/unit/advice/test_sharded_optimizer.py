@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
-from overlapscope.advice.calls import beside_micro_batches
 from overlapscope.advice.losses import sharded_optimizer
 from overlapscope.advice.losses.sharded_optimizer import SCATTER
 from overlapscope.advice.rule_input import RuleInput
@@ -68,14 +67,31 @@ def test_the_gain_is_that_of_the_rank_with_most() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        pytest.param({"overlapped": 200}, "a 1 ms step, and nothing", id="gathers alike, reductions differ"),
+        pytest.param(
+            {"overlapped": 50, "after": "all_reduce"}, "a 1 ms step, on the rank with most, and nothing", id="gathers"
+        ),
+    ],
+)
+def test_the_rank_with_most_is_said_of_the_figures_in_the_title(other: dict[str, object], said: str) -> None:
+    run = sharded(overlapped=50)
+    run = replace(run, ranks={0: run.ranks[0], 1: sharded(**other).ranks[1]})  # type: ignore[arg-type]
+    assert said in fired(run)["sharded_optimizer"].title
+
+
 def of_pipeline(monkeypatch: pytest.MonkeyPatch, *, passes: int, wrapped: int | None) -> Recommendation:
     """Return what is advised in a pipeline of four stages that sends so many activations a step."""
     stage = PipelineStage(
         rank=0, place=0, window_ns=1e6, bubble_ns=0, activations=passes, at_most=passes, wrapped=wrapped
     )
     group = Group(name="p", size=4, ranks=(0, 1, 2, 3))
-    monkeypatch.setattr(beside_micro_batches, "pipeline_stages", lambda *_: [(group, [stage])])
-    return fired(sharded())["sharded_optimizer"]
+    run = sharded()
+    given = looked_at(replace(run, groups=(*run.groups, group)))
+    monkeypatch.setattr(RuleInput, "of", lambda *_: replace(given, stages={0: {"p": stage}}))
+    return fired(run)["sharded_optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,7 @@ def test_no_bound_is_given_where_micro_batches_may_be_chunks(monkeypatch: pytest
     found = of_pipeline(monkeypatch, passes=16, wrapped=None)
     assert found.gain_high_ns is None
     assert found.loss_ns == pytest.approx(790 / 16 * US, abs=1), "what is sure orders it"
-    assert found.assumed[-1].endswith("of how many is not known")
+    assert found.assumed[-1].endswith("; the number of micro-batches is not known, so no bound is given")
 
 
 def test_gradients_that_backward_waits_for_are_to_be_waited_for_once() -> None:

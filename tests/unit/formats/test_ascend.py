@@ -719,7 +719,7 @@ def test_when_the_host_began_a_step_and_what_idled_its_device_is_known_of_the_re
     found = analysis.throughput
     assert found is not None
     assert late[0].gpu_hours_a_day is not None
-    assert "that ranks which were not recorded, and came later still, come earlier, too" in late[0].assumed
+    assert "that unrecorded ranks, which came later still, get faster as well" in late[0].assumed
     assert late[0].predicted_gain_ns is None  # without late launches it would have waited longer for other ranks
     # A day repeats nothing of the start of the recording: what is late is as much of a day there as here.
     assert late[0].gpu_hours_a_day == pytest.approx(found.idle_causes_gpu_hours_a_day["launch_bound"], rel=0.05)

@@ -12,13 +12,15 @@ from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.one_process import ranks_of_one_process
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks, whole_windows
+from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks
 from overlapscope.display import list_some
-from overlapscope.timeline.intervals import complement, intersection, length, union
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.intervals import Intervals, complement, intersection, length, union
+from overlapscope.timeline.run import RankTimeline
 
 LEAST_SHARE: Final = 0.1
 """Least share of the time of all devices in which one idles while another works. A choice: a bubble of a tenth."""
+LEAST_NS: Final = 500_000
+"""Shorter idle time does not count. A choice: gaps between kernels are staggered by chance, turns are long."""
 MOST_SHOWN: Final = 4
 """Ranks whose times a title has."""
 
@@ -41,17 +43,26 @@ class _Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_in_turn(
-    run: Run, coverage: Mapping[int, Coverage], windows: Mapping[int, Sequence[StepWindow]]
+    ranks: Mapping[int, RankTimeline],
+    coverage: Mapping[int, Coverage],
+    windows: Mapping[int, Sequence[StepWindow]],
+    whole: Mapping[int, Sequence[tuple[int, int]]],
 ) -> list[Finding]:
     """Return at most one finding: the process whose devices idle most of all while another of them works, where that
-    is much of their time."""
-    every = [_turns(run, ranks, coverage, windows) for ranks in ranks_of_one_process(run.ranks)]
+    is much of their time.
+
+    `ranks` are those of which idle time is known, `windows` their steps, `whole` the time of each of their recordings.
+    """
+    every = [_turns(own, coverage, windows, whole) for own in ranks_of_one_process(ranks)]
     found = [each for each in every if each.share >= LEAST_SHARE]
     return [_finding(max(found, key=lambda each: each.share))] if found else []
 
 
 def _turns(
-    run: Run, ranks: Sequence[int], coverage: Mapping[int, Coverage], windows: Mapping[int, Sequence[StepWindow]]
+    ranks: Sequence[int],
+    coverage: Mapping[int, Coverage],
+    windows: Mapping[int, Sequence[StepWindow]],
+    whole: Mapping[int, Sequence[tuple[int, int]]],
 ) -> _Turns:
     steps = of_the_same_ranks(complete_steps({rank: _steps(windows[rank]) for rank in ranks}))
     steps = steps if steps and len(steps[0]) == len(ranks) else []
@@ -59,10 +70,10 @@ def _turns(
         first = min(ranks, key=lambda rank: steps[0][rank])
         begin, end = steps[0][first][0], steps[-1][first][1]
     else:
-        whole = [window for rank in ranks for window in whole_windows(run.ranks[rank])]
-        begin, end = min((each[0] for each in whole), default=0), max((each[1] for each in whole), default=0)
+        times = [window for rank in ranks for window in whole[rank]]
+        begin, end = min((each[0] for each in times), default=0), max((each[1] for each in times), default=0)
     busy = {rank: union(coverage[rank].comm, coverage[rank].compute, coverage[rank].copy) for rank in ranks}
-    idle = [complement(busy[rank], begin, end) for rank in ranks]
+    idle = [_long(complement(busy[rank], begin, end)) for rank in ranks]
     others = [union(*(busy[other] for other in ranks if other != rank)) for rank in ranks]
     return _Turns(
         ranks=ranks,
@@ -71,6 +82,11 @@ def _turns(
         idle_ns=[length(each) for each in idle],
         in_turn_ns=[length(intersection(one, other)) for one, other in zip(idle, others, strict=True)],
     )
+
+
+def _long(idle: Intervals) -> Intervals:
+    long = idle.ends - idle.starts >= LEAST_NS
+    return Intervals(idle.starts[long], idle.ends[long])
 
 
 def _steps(windows: Sequence[StepWindow]) -> list[tuple[int, bool, tuple[int, int]]]:

@@ -35,9 +35,20 @@ from overlapscope.analysis.graph.model import (
     Edges,
     edges_of,
 )
-from overlapscope.timeline.columns import COMM, NONE, STREAM_WAIT_EVENT, Flags, HostSpans, Ints, Small, Spans, Syncs
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    NONE,
+    STREAM_WAIT_EVENT,
+    Flags,
+    HostSpans,
+    Ints,
+    Small,
+    Spans,
+    Syncs,
+)
 from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.rows import sort_order, values_in
+from overlapscope.timeline.rows import sort_order
 
 QUICK_LAUNCHES: Final = 0.001
 NO_LAUNCH_BINDS_NS: Final = 50_000
@@ -157,8 +168,8 @@ def before_on_lane(lane: Ints) -> Ints:
 def _lane_lags(spans: Spans, arrived: Ints, before: Ints) -> Ints:
     """Return for each span how long its stream takes after the one before it.
 
-    That is the usual gap before spans that were there before the other one had ended; after spans of a kind after which
-    it always pauses, the pause.
+    That is the usual gap before spans that were there before the other one had ended; after compute, after which some
+    devices always pause, the pause. Communication waits for compute in like gaps, too: of it nothing follows.
     """
     prev = np.maximum(before, 0)
     gap = spans.start_ns - spans.end_ns[prev]
@@ -166,11 +177,11 @@ def _lane_lags(spans: Spans, arrived: Ints, before: Ints) -> Ints:
     lag = np.full(before.size, LANE_TAKES_NS, np.int64)
     if waited.any():
         lag[:] = min(int(np.quantile(gap[waited], BACK_TO_BACK, method="lower")), LANE_TAKES_NS)
-    for kind in values_in(spans.kind[prev[waited]]).tolist():
-        after = spans.kind[prev] == kind
-        pauses = gap[waited & after]
+    after = spans.kind[prev] == COMPUTE
+    pauses = gap[waited & after]
+    if pauses.size >= SLOW_LANE_SPANS:
         short, middle, long = np.quantile(pauses, (0.25, 0.5, 0.75))
-        if pauses.size >= SLOW_LANE_SPANS and short > OWN_NS and long <= PAUSES_AGREE * short:
+        if short > OWN_NS and long <= PAUSES_AGREE * short:
             lag[after] = np.where(waited, np.minimum(gap, int(PAUSES_AGREE * middle)), int(short))[after]
     return lag
 

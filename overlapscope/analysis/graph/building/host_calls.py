@@ -141,7 +141,8 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
 
 def _one_each_launch(calls: HostCalls, launch_ns: Ints) -> HostCalls:
     """Return the calls; of one inside which spans were launched at several moments (a task of a framework's queue that
-    launches one after the other), a call at each, which takes no time. A graph is launched by one call.
+    launches one after the other), a call at each, which takes no time. A graph is launched by one call, and a call that
+    blocks stays whole.
 
     `launch_ns` is when each span was launched.
     """
@@ -152,7 +153,8 @@ def _one_each_launch(calls: HostCalls, launch_ns: Ints) -> HostCalls:
     spans, by, moment_ns = spans[order], by[order], moment_ns[order]
     opens = np.append(True, (np.diff(by) != 0) | (np.diff(moment_ns) != 0))[: by.size]
     moments = np.bincount(by[opens], minlength=calls.row.size)
-    apart = (moments > 1) & ~calls.launches_graph
+    blocks = calls.synchronizes | calls.waits_for_stream | calls.waits_for_all | calls.allocates
+    apart = (moments > 1) & ~calls.launches_graph & ~blocks
     if not apart.any():
         return calls
     counts = np.where(apart, moments, 1)

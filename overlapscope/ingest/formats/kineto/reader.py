@@ -75,8 +75,8 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     built = [build(each, metadata, context.classifier, display_path(path), truncated) for each in divided]
     if len(devices) > 1:
         listed = f"its process works on {len(devices)} devices ({', '.join(devices)})"
-        together = "it is one rank of several: its figures are of all of them, and idle is when none runs anything"
-        warnings.append(f"{listed}: " + ("each is a rank, from 0 on" if len(divided) > 1 else together))
+        together = "they are shown as one rank, which is idle when none of them works"
+        warnings.append(f"{listed}: {'each is a rank' if len(divided) > 1 else together}")
     stated = {"trigger": metadata.reason, SHAPES: metadata.has_shapes}
     if len(built) > 1:
         stated["clock"] = f"torch.profiler file {hash_of(display_path(path).encode())}"
@@ -90,7 +90,7 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     groups = {group.name: group for each in built for group in each.groups}
     return Reading(
         timelines=tuple(timelines),
-        world_size=len(built) if len(built) > 1 else metadata.world_size,
+        world_size=None if len(built) > 1 else metadata.world_size,
         groups=tuple(groups.values()),
         fingerprint=dict(metadata.fingerprint),
         source=Source(
@@ -108,9 +108,10 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
 
 def _devices(columns: TraceColumns, metadata: TraceMetadata, path: Path) -> tuple[list[str], list[TraceColumns]]:
     """Return the devices that the process works on, and the columns of each rank that it is: one for each device, but
-    one in all if it is a rank of several, whose groups name processes."""
+    one in all if it is, or may be, a rank of several, whose groups name processes."""
     devices = devices_at_work(columns)
-    if len(devices) < 2 or (metadata.world_size or 1) > 1 or (metadata.rank or rank_from_path(path) or 0) > 0:
+    numbered = metadata.rank is not None or rank_from_path(path) is not None
+    if len(devices) < 2 or (numbered if metadata.world_size is None else metadata.world_size > 1):
         return devices, [columns]
     called = any(name == RECORD_PARAM_COMMS or C10D_CALL.match(name) for name in columns.names.to_list())
     return devices, [columns] if called else of_each_device(columns, devices)

@@ -199,6 +199,8 @@ def test_compute_beside_calls_is_slowed_for_half_as_long_where_that_was_measured
     found = faster_beside_half_ns(given, given.run.ranks[0], rows, np.full(STEPS, 200 * US))
     assert found == pytest.approx(0 if high is None else 100 / 2 * (1 - 1 / high) * US), "from 500 to 600 us"
     assert len(as_fast_beside(given)) == (high is None)
+    alone = looked_at(made(lambda _: [Kernel(start=0, end=300), call, Kernel(start=800, end=990)]))
+    assert as_fast_beside(alone) == [], "nothing is computed beside it"
 
 
 @pytest.mark.parametrize(("group", "least"), [("g", 36), ("", 160)])

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
+from overlapscope.advice.losses import replayed_losses
 from overlapscope.advice.losses.replayed_losses import with_replayed_gains
 from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
@@ -25,6 +26,8 @@ STEPS = 4
 MANY = 20
 """More steps than `host_pauses` lists pauses."""
 PAUSE = 5 * MS
+LATER = np.zeros(0, np.int64)
+"""Lags that mark a change."""
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 COPIED = Launch(0, 10 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
 
@@ -140,6 +143,22 @@ def test_workers_load_no_faster_for_a_host_that_asks_for_a_batch_earlier(by: str
     found = replayed(with_ranges(read_a_number(run), name, returned(run.ranks[0])))
     assert ("or do not wait for the device" in found["data_loading"].title) == is_offered
     assert "blocking_calls" not in found
+
+
+def test_waits_never_gain_less_than_nothing_beside_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay without both may be longer than one without fetches alone."""
+    run = simulate({0: draining()}).run
+    fetch = FETCH.replace("_SingleProcess", "_MultiProcessing")
+    run = with_ranges(read_a_number(run), fetch, returned(run.ranks[0]))
+    fetching = replayed(run)["data_loading"]
+    alone = replayed(simulate({0: draining()}).run)["blocking_calls"]
+    monkeypatch.setattr(replayed_losses, "_both", lambda changes: replace(changes["blocking_calls"], lag_ns=LATER))
+    monkeypatch.setattr(
+        replayed_losses, "shortened_ns", lambda _, __, change: 5 * MS if change.lag_ns is LATER else 10 * MS
+    )
+    found = replayed(run, [fetching, alone])
+    assert found["data_loading"].evidence["replayed_gain_ns"] == 10 * MS
+    assert found.get("blocking_calls", alone).evidence["replayed_gain_ns"] == 0
 
 
 def test_where_nothing_is_waited_for_there_is_no_other_way() -> None:

@@ -76,7 +76,7 @@ def test_a_pause_like_that_of_one_step_in_no_whole_step_is_told_and_counts_in_th
     assert "(rank 0 in step 8, and again after step 10, in no whole step)" in found.title
     assert found.evidence["alone_in_step"] is None
     assert found.evidence["cost_ns"] == pytest.approx(2 * 20 * MS / 5, rel=0.01)
-    assert [each["step"] for each in found.evidence["again"]] == [10]
+    assert [(each["step"], each["waited_ns"]) for each in found.evidence["again"]] == [(10, 0)]
     advised = advice(job)["host_pauses"]
     assert " in the mean, in step 8, and again after step 10, in no whole step" in advised.title
     assert (advised.per, advised.loss_ns) == ("step", found.evidence["cost_ns"])

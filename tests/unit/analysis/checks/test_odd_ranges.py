@@ -11,7 +11,7 @@ from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
-from tests.support.step_cases import Kernel, Range, Sent, made
+from tests.support.step_cases import Item, Kernel, Range, Sent, made
 
 
 def run(lasts: Callable[[int, int], float], name: str = "data") -> Run:
@@ -164,6 +164,16 @@ def test_a_host_that_leads_through_all_of_a_range_loses_nothing() -> None:
     assert of(3, soon) == [("info", "what the device did meanwhile was not recorded")]
     behind = made(lambda number: two_steps_late(number, 340, 330))
     assert of(3, behind) == [("warning", "meanwhile a device is idle for up to 0.095 ms")]
+
+
+def test_a_range_that_launches_work_costs_the_device_time_whoever_leads() -> None:
+    """Of work of its own nothing says that it was lost for nothing, though the host leads through all of it."""
+
+    def launching(number: int) -> list[Item]:
+        own = [Kernel(start=1900 + 900, end=1900 + 990, launch=100)] if number == 3 else []
+        return [*two_steps_late(number, 1900, 300), *own]
+
+    assert not any("nothing is lost" in title for _, title in of(3, made(launching)))
 
 
 def test_notes_on_ranges_that_cost_nothing_come_last() -> None:

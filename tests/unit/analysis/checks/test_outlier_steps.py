@@ -353,7 +353,8 @@ def test_a_step_with_more_kernels_on_all_ranks_does_other_work_which_is_informat
     assert (found.id, found.severity) == ("odd_step:window_ns:step3", "info")
     assert found.title.endswith(
         "it takes 172.000 ms, 1.7 times the median of the other steps (100.000 ms); it computes for 70.000 ms more "
-        "than usual, in 19 kernels, not 10: other work on each rank, as an evaluation or a checkpoint"
+        "than usual, in 19 kernels, not 10: other work on each rank, as an evaluation, or the optimizer where "
+        "gradients accumulate"
     )
     assert outlier_steps(ranks, dict.fromkeys(ranks, "trace")) == []
 

@@ -46,6 +46,10 @@ def test_hosts_that_are_named_decide(hosts: Mapping[str, Sequence[int]], *, toge
         pytest.param({0: "0", 1: "1"}, (0, 1, 2), True, id="one was not recorded"),
         pytest.param({0: "0", 1: "1"}, (0, 1, 8), False, id="one was not recorded, and may be on the next host"),
         pytest.param({0: "0"}, (0, 1), False, id="all but one were not recorded"),
+        pytest.param(
+            in_line(0, "0123"), range(8), False, id="half were not recorded, and may be on another host of four"
+        ),
+        pytest.param(in_line(0, "01234"), range(8), True, id="hosts have more than four"),
         pytest.param(in_line(2, "2301"), range(2, 6), False, id="neighbours on hosts of four"),
         pytest.param(in_line(4, "45670123"), range(4, 12), False, id="neighbours on hosts of eight"),
         pytest.param(in_line(0, "0123012"), range(7), False, id="numbers repeat"),

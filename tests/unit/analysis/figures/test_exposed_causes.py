@@ -847,6 +847,37 @@ def test_a_call_whose_recorded_members_all_waited_waited_for_one_that_was_not_re
     assert "2 collectives matched among the recorded ranks; other members of their groups are missing." in shown
 
 
+@pytest.mark.parametrize(
+    ("start_us", "step_us", "cause"),
+    [
+        pytest.param(6_000, None, "peer_unrecorded", id="after a call of another group"),
+        pytest.param(4_990, None, "start_of_recording", id="before that has ended"),
+        pytest.param(6_000, 6_500, "start_of_recording", id="in the first step"),
+        pytest.param(6_000, 5_500, "peer_unrecorded", id="in a later step"),
+    ],
+)
+def test_a_group_may_call_for_the_first_time_long_after_the_start_of_a_recording(
+    start_us: int, step_us: int | None, cause: str
+) -> None:
+    """Both ranks wait for others for 500 us in the second call, the first one of its group."""
+    ranks = {}
+    for rank in (0, 1):
+        steps = [] if step_us is None else [
+            {"step": at, "start_ns": at * step_us * US, "end_ns": (at + 1) * step_us * US} for at in (0, 1)
+        ]  # fmt: skip
+        calls = [
+            {"op": "all_reduce", "group": group, "seq": 0, "bytes": 1000, "start_ns": start * US, "end_ns": end * US,
+             "waited_ns": waited * US}
+            for group, start, end, waited in (("0", 0, 5_000, 100), ("1", start_us, 7_000, 500))
+        ]  # fmt: skip
+        work = [{"start_ns": 7_000 * US, "end_ns": 7_001 * US, "name": "k"}]
+        ranks[rank] = rank_timeline(rank, calls=calls, work=work, steps=steps)
+    run = Run(world_size=None, ranks=ranks)
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in ranks.items()}
+    for each in causes_of(run, match_and_align(run), coverage).values():
+        assert each.within((5_000 * US, 7_000 * US)).get(cause, 0) >= 490 * US
+
+
 def test_where_a_group_is_known_to_be_recorded_nobody_else_is_waited_for() -> None:
     ranks = [waited_for_others(rank, [(0, 5_000, 4_900), (6_000, 7_000, 700)]) for rank in (0, 1)]
     run, cross_rank = together(*ranks)

@@ -48,11 +48,27 @@ def test_a_sampled_recording_claims_no_idle_time_and_recommends_nothing() -> Non
     assert analysis.recommendations == []
     recommended, reasons = advise(run, analysis)
     assert recommended == []
-    assert reasons == [f"nothing is recommended for rank 0: {NO_CAUSES[SAMPLED]}; record whole"]
+    assert reasons == [f"nothing is recommended: {NO_CAUSES[SAMPLED]}; record whole"]
     shown = " ".join(render(analysis).split())
     assert "Idle at most" in shown
     assert "Most events of rank 0 are missing" in shown
     assert "GPU-hours" not in shown
+
+
+def test_one_sampled_rank_of_two_leaves_the_rules_to_the_other() -> None:
+    slow = [each for _ in range(LAUNCHES) for each in (Launch(0, 20 * US), Work(100 * US))]
+    run = sampled()
+    other = replace(simulate({0: slow}).run.ranks[0], rank=1)
+    both = replace(run, ranks={**run.ranks, 1: other}, world_size=2)
+    analysis = analyze_with_advice(both)
+    assert [info.no_causes_reason for info in analysis.ranks] == [SAMPLED, None]
+    assert [each.id for each in analysis.recommendations] == ["launch_bound"]
+    recommended, reasons = advise(both, analysis)
+    assert [each.id for each in recommended] == ["launch_bound"]
+    assert reasons == [
+        "most events of rank 0 are missing, as the recording is sampled: rules read the other ranks, and no change is "
+        "replayed; record whole"
+    ]
 
 
 @pytest.mark.parametrize(

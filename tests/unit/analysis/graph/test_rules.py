@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.building.device_waits import _lane_lags, before_on_lane
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -34,7 +35,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.self_test import causes_failed, hidden_waits_ns
 from overlapscope.analysis.graph.walk import whole_path
-from overlapscope.timeline.columns import COMPUTE, COPY, HOST, RUNTIME
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, HOST, RUNTIME
 from overlapscope.timeline.run import RankTimeline
 from tests.support.graph_programs import Launch, Operation, Poll, Record, Sync, Thread, Wait, Work, simulate
 from tests.support.rank_rows import rank_timeline
@@ -437,6 +438,23 @@ def test_a_stream_that_always_pauses_as_long_explains_these_pauses_and_no_others
 ) -> None:
     graph = rank_graph(with_pauses(pauses))
     assert [gap_of(graph, at) for at in range(len(pauses) + 1)].count(GAPS[UNEXPLAINED]) == left
+
+
+def test_communication_that_waits_for_compute_as_long_each_time_is_no_pause_of_its_stream() -> None:
+    """Layers of one length, each gathered beside the next: gaps between gathers are alike, and depend on compute."""
+    calls, spans = [], []
+    for number in range(30):
+        at = 100.0 + 50.0 * number
+        calls += [
+            ("cudaLaunchKernel", number, number + 0.4, 2 * number),
+            ("cudaLaunchKernel", number + 0.5, number + 0.9, 2 * number + 1),
+        ]
+        spans += [(0, at, at + 49, 2 * number), (1, at + 49, at + 60, 2 * number + 1)]
+    made = trace(calls, spans)
+    of_comm = np.where(made.spans.lane == made.spans.lane.max(), COMM, made.spans.kind).astype(made.spans.kind.dtype)
+    given = replace(made, spans=replace(made.spans, kind=of_comm))
+    lags = _lane_lags(given.spans, given.spans.launch_ns, before_on_lane(given.spans.lane))
+    assert lags.max() <= US, "the gap of 39 us is none of the stream's"
 
 
 def test_a_call_that_launches_at_several_moments_is_a_call_at_each() -> None:

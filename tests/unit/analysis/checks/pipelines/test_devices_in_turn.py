@@ -8,9 +8,9 @@ from overlapscope.analysis.checks.pipelines.devices_in_turn import devices_in_tu
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.one_process import ranks_of_one_process
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.analysis.per_rank.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import COMPUTE, DEVICE, HOST
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import RankTimeline
 from tests.support.rank_rows import rank_timeline
 
 MS = 1_000_000
@@ -47,8 +47,8 @@ def found(
         ]
         for rank in devices
     }
-    run = Run(world_size=len(devices), ranks=ranks)
-    return devices_in_turn(run, {rank: Coverage.of(own.spans) for rank, own in ranks.items()}, windows)
+    coverage = {rank: Coverage.of(own.spans) for rank, own in ranks.items()}
+    return devices_in_turn(ranks, coverage, windows, {rank: whole_windows(own) for rank, own in ranks.items()})
 
 
 def test_it_is_said_how_long_each_device_idles_while_another_one_works() -> None:
