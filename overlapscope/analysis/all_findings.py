@@ -145,19 +145,29 @@ def findings_of(asked: Asked) -> list[Finding]:
         *rising_kernels(run, {info.rank: _computed_ns(info) for info in asked.ranks}),
         *longer_calls(run, asked.head, asked.windows, asked.longer, asked.cross_rank.clocks),
         *partly_recorded_groups(run, asked.cross_rank),
-        *pipeline_bubbles(run, stages),
-        *pipeline_fill(run, stages),
-        *devices_in_turn(
-            {info.rank: run.ranks[info.rank] for info in not_sampled},
-            coverage,
-            step_windows,
-            {rank: own.whole for rank, own in alone.items()},
-        ),
-        *last_stage_waits(run, coverage, step_windows),
+        *_of_pipelines(run, alone, [info.rank for info in not_sampled], stages),
         *expert_imbalance(run, asked.cross_rank, coverage, window_ns),
         *possible_bandwidth(run, asked.collectives, asked.bandwidth),
         *intent_findings(run),
         *(each for each in in_ranges if each.severity != "warning"),
+    ]
+
+
+def _of_pipelines(
+    run: Run,
+    alone: Mapping[int, RankSummary],
+    not_sampled: Sequence[int],
+    stages: Mapping[int, Mapping[str, PipelineStage]],
+) -> list[Finding]:
+    """Return the findings on stages that wait for each other, and on devices of one process that do."""
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    windows = {rank: own.windows for rank, own in alone.items()}
+    whole = {rank: own.whole for rank, own in alone.items()}
+    return [
+        *pipeline_bubbles(run, stages),
+        *pipeline_fill(run, stages),
+        *devices_in_turn({rank: run.ranks[rank] for rank in not_sampled}, coverage, windows, whole),
+        *last_stage_waits(run, coverage, windows),
     ]
 
 

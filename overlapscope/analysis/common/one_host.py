@@ -1,4 +1,4 @@
-"""Tell whether ranks are on one host: as sources name their hosts, else by the devices that they use."""
+"""Find whether ranks are on one host: as sources name their hosts, else by the devices that they use."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

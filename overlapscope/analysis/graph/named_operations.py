@@ -1,4 +1,4 @@
-"""Say in which operation most of a link of a chain lay.
+"""Name the operation in which most of a link of a chain lay.
 
 The compute spans of a CPU run are unions of operations, which have no common name: the operation is their name. Of the
 host of a device, work before a launch may lie before the operation that launches, or inside of it.
@@ -48,7 +48,7 @@ def _inside_operation(
 ) -> Link:
     """Return a link, with `in_op` where its longest pause led to its operation, which had begun before half of it."""
     part = parts.get(link.rank)
-    paused = link.kind == "host" and link.longest_ns >= SILENCE_NS and link.before == link.op is not None
+    paused = link.kind == "host" and link.longest_ns >= SILENCE_NS and link.op is not None and link.before == link.op
     if not paused or part is None or not part.on_device:
         return link
     timeline = ranks[link.rank]

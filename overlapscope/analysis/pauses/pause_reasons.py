@@ -1,4 +1,4 @@
-"""Say what may be behind the pauses of hosts, by what was recorded around them."""
+"""Name what may be behind the pauses of hosts, by what was recorded around them."""
 
 import re
 from collections import defaultdict

@@ -1,5 +1,6 @@
 """Read a Kineto trace (torch.profiler) of any version into a rank's timeline."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ from overlapscope.ingest.parsing.json_values import hash_of
 from overlapscope.ingest.reader import ReadContext, Reading, rank_from_path
 from overlapscope.timeline.columns import NONE, Ints, Steps, shift
 from overlapscope.timeline.rows import sum_by
-from overlapscope.timeline.run import SHAPES, Source
+from overlapscope.timeline.run import SHAPES, RankTimeline, Source
 
 MOST_SHAPED: Final = 0.5
 """The sizes of a step's inputs are known if at least this share of its operations states shapes."""
@@ -77,19 +78,9 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         listed = f"its process works on {len(devices)} devices ({', '.join(devices)})"
         together = "they are shown as one rank, which is idle when none of them works"
         warnings.append(f"{listed}: {'each is a rank' if len(divided) > 1 else together}")
-    stated = {"trigger": metadata.reason, SHAPES: metadata.has_shapes}
-    if len(built) > 1:
-        stated["clock"] = f"torch.profiler file {hash_of(display_path(path).encode())}"
-    timelines = []
-    for at, (each, part) in enumerate(zip(built, divided, strict=True)):
-        timeline = with_ready_gradients(each.timeline, part, metadata.base_ns)
-        recorded = {**stated, "host": metadata.host or host_in_name(path, timeline)}
-        timeline = replace(timeline, recorded={name: value for name, value in recorded.items() if value is not None})
-        rank = at if len(built) > 1 else metadata.rank
-        timelines.append(with_rank(timeline, rank, path, each.groups))
     groups = {group.name: group for each in built for group in each.groups}
     return Reading(
-        timelines=tuple(timelines),
+        timelines=_of_ranks(built, divided, metadata, path),
         world_size=None if len(built) > 1 else metadata.world_size,
         groups=tuple(groups.values()),
         fingerprint=dict(metadata.fingerprint),
@@ -104,6 +95,23 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         ),
         ranks_assumed=len(built) > 1,
     )
+
+
+def _of_ranks(
+    built: Sequence[BuiltTimeline], divided: Sequence[TraceColumns], metadata: TraceMetadata, path: Path
+) -> tuple[RankTimeline, ...]:
+    """Return the timelines with ready gradients, rank, host, and what else the trace states; several have one clock."""
+    stated = {"trigger": metadata.reason, SHAPES: metadata.has_shapes}
+    if len(built) > 1:
+        stated["clock"] = f"torch.profiler file {hash_of(display_path(path).encode())}"
+    timelines = []
+    for at, (each, part) in enumerate(zip(built, divided, strict=True)):
+        timeline = with_ready_gradients(each.timeline, part, metadata.base_ns)
+        recorded = {**stated, "host": metadata.host or host_in_name(path, timeline)}
+        timeline = replace(timeline, recorded={name: value for name, value in recorded.items() if value is not None})
+        rank = at if len(built) > 1 else metadata.rank
+        timelines.append(with_rank(timeline, rank, path, each.groups))
+    return tuple(timelines)
 
 
 def _devices(columns: TraceColumns, metadata: TraceMetadata, path: Path) -> tuple[list[str], list[TraceColumns]]:
