@@ -87,7 +87,8 @@ CAUSES: Final[dict[str, Cause]] = {
         label="wait: for a rank that was not recorded",
         description="where not all members of a group were recorded: before the call moved data, for as long as tasks "
         "of its own waited for other members (Notify Wait of HCCL), on the recorded rank that came last, too; in the "
-        "first call of a group in a recording that is `start_of_recording`",
+        "first call of a group, as a recording begins (before its first step has ended, or the rank has met others), "
+        "that is `start_of_recording`",
         waits_for_another_rank=True,
         colour="waiting",
         pattern="x",

@@ -268,8 +268,8 @@ def _as_the_graph_says(
     left = cut(own.own_comm, since_ns, own.own_comm.end_ns)
     ends_step = own.before_optimizer & ~of_pipeline
     others, pipeline = (only(left, chosen) for chosen in (~of_pipeline & ~ends_step, of_pipeline))
-    only_tail = only((np.maximum(left[0], own.last_begun_ns), left[1]), ends_step)
-    before = only((left[0], np.minimum(left[1], own.last_begun_ns)), ends_step)
+    only_tail = only((np.maximum(left[0], own.last_before_optimizer_ns), left[1]), ends_step)
+    before = only((left[0], np.minimum(left[1], own.last_before_optimizer_ns)), ends_step)
     for cause, times in by_graph.items():
         delay = cause in DELAYS
         yield cause, intersection(others, times)

@@ -38,7 +38,7 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     before_optimizer: Flags
     """Whether the optimizer, and nothing else before that has ended, follows in its step
     (`Following.before_optimizer`)."""
-    last_begun_ns: Ints
+    last_before_optimizer_ns: Ints
     """When the last compute of its step other than the optimizer's began, before the optimizer ended; NONE without any.
     Before it, what some compute waits for is not for the optimizer alone, though a call in flight ends later: another
     call may have held it."""
@@ -78,7 +78,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
         queued_ns=np.where(known & ~serial, _queued_ns(timeline, own_comm, np.maximum(launch, ready)), 0),
         optimizer_seen=(step != NONE) & after.known(step),
         before_optimizer=before_optimizer,
-        last_begun_ns=after.last_begun_ns(step),
+        last_before_optimizer_ns=after.last_before_optimizer_of(step),
         depends=after.depends(step, own_comm.end_ns) | (awaited & ~before_optimizer),
         others_until_ns=_others_until(timeline, own_comm),
         serial=serial,

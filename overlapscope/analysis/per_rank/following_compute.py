@@ -47,7 +47,9 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it: before
         the last of the optimizer's, where that follows, too."""
         optimizer_follows = self._of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
-        last_ns = np.where(optimizer_follows, self.last_begun_ns(steps), self._of_steps(self.last_start_ns, steps))
+        last_ns = np.where(
+            optimizer_follows, self.last_before_optimizer_of(steps), self._of_steps(self.last_start_ns, steps)
+        )
         return np.asarray(last_ns >= ends_ns, np.bool_)
 
     def before_optimizer(self, steps: Ints, starts_ns: Ints, ends_ns: Ints) -> Flags:
@@ -62,7 +64,7 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         follows = self._of_steps(self.last_of_optimizer_ns, steps) >= ends_ns
         return np.asarray(follows & ~self.depends(steps, ends_ns) & ~optimized, np.bool_)
 
-    def last_begun_ns(self, steps: Ints) -> Ints:
+    def last_before_optimizer_of(self, steps: Ints) -> Ints:
         """Return for each step when the last compute other than its optimizer's began before that; NONE without any."""
         return self._of_steps(self.last_before_optimizer_ns, steps)
 
