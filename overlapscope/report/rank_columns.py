@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 import msgspec
@@ -27,6 +27,8 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
     label: str
     value: Value
     format: Callable[[float | None], str] = ms
+    ratio: tuple[str, str] | None = None
+    """Of a share: the names of the two times, as a mean share is of their sums."""
     in_report: bool = True
     """Whether the table of the HTML and Markdown report shows it; that of `analyze` shows all columns."""
 
@@ -38,9 +40,15 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
         """Return the text of the median over complete steps; of the whole recording where no step is complete."""
         return self.cell_of(_windows(info))
 
-    def cell_of(self, windows: Sequence[Breakdown]) -> str:
-        """Return the text of the median over some windows."""
-        return self.format(_median(windows, self.value))
+    def cell_of(self, windows: Sequence[Breakdown], *, of_mean: bool = False) -> str:
+        """Return the text of the median over some windows, or of their mean; shares are of sums then."""
+        if not of_mean:
+            return self.format(_median(windows, self.value))
+        known = [(figure, each) for each in windows if (figure := self.value(each)) is not None]
+        if self.ratio is None or not known:
+            return self.format(fmean(figure for figure, _ in known) if known else None)
+        part, whole = (sum(getattr(each, name) for _, each in known) for name in self.ratio)
+        return self.format(part / whole)
 
 
 COLUMNS: Final = (
@@ -54,9 +62,15 @@ COLUMNS: Final = (
         label="exposed %",
         value=lambda figures: figures.exposed_fraction if figures.comm_ns else None,
         format=percent,
+        ratio=("exposed_comm_ns", "window_ns"),
         in_report=False,
     ),
-    Column(label="overlap %", value=attrgetter("overlap_efficiency"), format=percent),
+    Column(
+        label="overlap %",
+        value=attrgetter("overlap_efficiency"),
+        format=percent,
+        ratio=("overlapped_ns", "comm_ns"),
+    ),
 )
 """The columns in their order. To add a column, add an entry here; nothing else changes."""
 

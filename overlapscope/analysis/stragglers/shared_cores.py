@@ -37,8 +37,9 @@ PINNED: Final = 0.8
 OF_TIME: Final = 0.03
 """... and for at least this share of the recording."""
 RAN: Final = 0.2
-"""While hosts that fetch batches are taken to lack cores, this share of the k is seen to run in the mean: all that
-fetch at once wait for data. A choice: hosts that spin in a wait hold a core unseen, so that it may be little."""
+"""While hosts that fetch batches are taken to lack cores, this share of the k is seen to run in the mean, or pauses
+outside of loading show the shortage once: all that fetch at once wait for data. A choice: hosts that spin in a wait
+hold a core unseen, so that it may be little."""
 MOST_HOSTS: Final = 0.5
 """Hosts of a machine are judged since all had begun to be recorded, while so many of them still were, ..."""
 OF_RECORDING: Final = 0.5
@@ -206,6 +207,7 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
     if taken_ns.sum() < OF_RECORDING * max(hosts[rank].end_ns - hosts[rank].begin_ns for rank in ranks):
         return None
     in_turns = np.where(turn_ns <= LONGEST_TURN_NS, may_run, 0)
+    once = False
     for wants, may, while_fetching in (
         (running + paused, in_turns, False), (running + paused + long_fetch, may_run, True),
     ):  # fmt: skip
@@ -214,12 +216,14 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
         every = np.array(list(lost.values()), np.float64)
         alike = float(every.sum() ** 2 / max((every**2).sum(), 1.0))
         if (
-            share >= PINNED
-            and held_ns >= OF_TIME * int(taken_ns.sum())
-            and alike >= max(WIDESPREAD * len(ranks), FEWEST)
-            and _spread(taken_ns, running, wants, cores) >= SPREAD
-            and (not while_fetching or _ran(taken_ns, running, wants, cores) >= RAN * cores)
+            share < PINNED
+            or held_ns < OF_TIME * int(taken_ns.sum())
+            or alike < max(WIDESPREAD * len(ranks), FEWEST)
+            or (while_fetching and not once and _ran(taken_ns, running, wants, cores) < RAN * cores)
         ):
+            continue
+        once = True
+        if _spread(taken_ns, running, wants, cores) >= SPREAD:
             together = taken_ns * (recording == len(ranks))
             return Pinned(
                 ranks=tuple(ranks), cores=cores, share=held_ns / int(taken_ns.sum()), paused_ns=lost,

@@ -50,7 +50,7 @@ from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
-from overlapscope.report.text.exposed_causes import MEANS_FROM, WORTH_NAMING, exposed_causes_text
+from overlapscope.report.text.exposed_causes import MEANS_FROM, WORTH_NAMING, exposed_causes_text, kinds_of_steps
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
@@ -250,8 +250,8 @@ def _copies(head: Headline) -> str:
 
 
 def _mean_text(analysis: Analysis) -> str:
-    """Return a sentence on the mean step, where the median one misleads: where steps of the ranks overlap, and where
-    some steps lose much and the median one has next to nothing of it; else nothing."""
+    """Return a sentence on the mean step, where the median one misleads: where steps of the ranks overlap, where they
+    are of two kinds, and where some lose much and the median one has next to nothing of it; else nothing."""
     head, cost = analysis.headline, analysis.throughput
     if (mean_ns := _overlapping_ns(analysis)) is not None:
         share = cost.exposed_fraction if cost else None
@@ -260,15 +260,24 @@ def _mean_text(analysis: Analysis) -> str:
             takes = f"{_of_mean(share * mean_ns, mean_ns)} is exposed communication ({percent(share)})"
         return f"In the mean {takes}: steps of the ranks overlap."
     steps = [each for each in head.job_steps if cost is None or each.step not in cost.cut_short]
-    lossy = _lossy_steps(head, steps)
-    if lossy < FEWEST_LOSSY:
+    lossy, kinds = _lossy_steps(head, steps), kinds_of_steps(analysis)
+    if lossy < FEWEST_LOSSY and (kinds is None or head.exposed_comm_ns is None):
         return ""
+    of_kinds = (
+        ""
+        if kinds is None
+        else (
+            f"; {count(len(kinds.short), 'step')} take {ms(kinds.short_ns)} ms, {len(kinds.long)} others "
+            f"{ms(kinds.long_ns)} ms"
+        )
+    )
+    which = f", most of it in {lossy} of {count(len(steps), 'step')}" if lossy >= FEWEST_LOSSY else ""
     step_ns, exposed_ns, idle_ns = (
         fmean(getattr(each, name) for each in steps) for name in ("step_ns", "exposed_comm_ns", "idle_ns")
     )
     return (
         f"In the mean {_of_mean(exposed_ns, step_ns)} is exposed communication ({percent(exposed_ns / step_ns)}) and "
-        f"{ms(idle_ns)} ms idle, most of it in {lossy} of {count(len(steps), 'step')}."
+        f"{ms(idle_ns)} ms idle{which}{of_kinds}."
     )
 
 
@@ -490,6 +499,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
     rows: list[list[str]] = []
     notes: list[str] = []
     timed = [rank for rank in analysis.ranks if rank.whole.window_ns is not None]
+    of_mean = kinds_of_steps(analysis) is not None
     if not timed:
         return ""
     for rank in _worst(timed, len(timed) if all_rows else MAX_RANKS):
@@ -499,7 +509,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
             if len(shown) < len(rank.steps):
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
-            rows.append(_median_row(rank))
+            rows.append(_typical_row(rank, of_mean=of_mean))
         several = len(rank.steps) > 1 and len(timed) <= MAX_WHOLE
         if all_rows or several or not rank.steps or len(timed) == 1:
             rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
@@ -507,7 +517,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(label.endswith("*") for label, *_ in rows):
         notes.append("* recorded in part")
-    if len(timed) > 1 and not all_rows and any(len(rank.steps) > 1 for rank in timed):
+    if len(timed) > 1 and not all_rows and not of_mean and any(len(rank.steps) > 1 for rank in timed):
         notes.append("Medians of each column: they need not add up to the window, which is the rank's own.")
     notes += _before_only_step(analysis)
     head = ["ms", *(each.label for each in COLUMNS)]
@@ -524,12 +534,13 @@ def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
     return f"{rank_label(rank)} step {step.step}{'' if step.complete else '*'}"
 
 
-def _median_row(rank: RankInfo) -> list[str]:
+def _typical_row(rank: RankInfo, *, of_mean: bool) -> list[str]:
+    """Return the row of a rank's median step, or of its mean one, where steps are of two kinds."""
     complete = complete_steps(rank)
     steps = complete or [step for step in rank.steps if step.window_ns is not None]
     mark = "" if complete else "*"
-    label = f"{rank_label(rank)} median of {count(len(steps), 'step')}{mark}"
-    return [label, *(each.cell_of(steps) for each in COLUMNS)]
+    label = f"{rank_label(rank)} {'mean' if of_mean else 'median'} of {count(len(steps), 'step')}{mark}"
+    return [label, *(each.cell_of(steps, of_mean=of_mean) for each in COLUMNS)]
 
 
 def longer_than_like_text(analysis: Analysis) -> str:
@@ -586,7 +597,7 @@ def _idle_of_steps(analysis: Analysis) -> tuple[float, str]:
     if cut and len(others) <= len(cut) and mean_ns:
         of = "in step" if len(others) == 1 else "a step in"
         return mean_ns, f"{of} {list_some([each.step for each in others])}{also}"
-    if not cut and mean_ns > MEANS_FROM * median_ns:
+    if not cut and (mean_ns > MEANS_FROM * median_ns or kinds_of_steps(analysis) is not None):
         return mean_ns, f"a step in the mean of {head.steps}{also}"
     return median_ns, usual
 

@@ -17,6 +17,7 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
 )
 from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.two_kinds import TwoKinds, two_kinds
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes, without_outliers
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
@@ -114,7 +115,7 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
             of_steps=("of whole steps" if without or head.causes_cut else "of all steps")
             if of_all
             else "of steps but outliers",
-            mean_ns=mean_ns if mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) else None,
+            mean_ns=mean_ns if mean_ns and _hides_mean(analysis, mean_ns) else None,
             steps=len(exposed),
             hours=hours,
             price=cost.price_per_gpu_hour if cost and hours else None,
@@ -184,6 +185,17 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         costs = [f"{taken:,.1f}"] if self.hours else []
         costs += [] if self.price is None else [f"{taken * self.price:,.2f}"]
         return [*cells, *([NOT_APPLICABLE] * len(costs) if [*causes] == [START_OF_RECORDING] else costs)]
+
+
+def kinds_of_steps(analysis: Analysis) -> TwoKinds | None:
+    """Return the two kinds of a job's steps, whose means stand for medians; None where the long ones are outliers."""
+    return two_kinds(analysis.headline) if without_outliers(analysis) is None else None
+
+
+def _hides_mean(analysis: Analysis, mean_ns: float) -> bool:
+    """Return whether the median step does not show what steps expose, in the mean so much."""
+    head = analysis.headline
+    return mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) or kinds_of_steps(analysis) is not None
 
 
 def _may_wait_shares(analysis: Analysis, causes: Collection[str]) -> dict[str, float]:

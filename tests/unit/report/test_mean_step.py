@@ -15,7 +15,7 @@ from overlapscope.analysis.result import (
     with_costs,
     without_outliers,
 )
-from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text.analysis import idle_text, render, sentence
 from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
 from tests.unit.report.test_first_sentences import MS, recorded, with_lengths
@@ -173,3 +173,46 @@ def test_copies_are_named_where_they_are_the_largest_loss(copied_ms: int, said: 
     assert ("; memcpy alone takes 10.000 ms." in sentence(given)) is said
     assert (", 4.8 GPU-hours memcpy alone (9.60)" in " ".join(lines(given.throughput, head))) is said
     assert ("memcpy alone" in sentence(given)) is said
+
+
+def of_two_kinds() -> Analysis:
+    """Return four steps of 100 and 150 ms in turn, of which 10 and 40 ms are exposed, 4 and 0 idle."""
+    lengths, exposed_ms, idle_ms = (100, 150, 100, 150), (10, 40, 10, 40), (4, 0, 4, 0)
+    analysis = with_lengths(lengths, lengths, lengths)
+    for rank in range(2):
+        for at, (exposed, idle) in enumerate(zip(exposed_ms, idle_ms, strict=True)):
+            analysis = with_step(
+                analysis, rank, at, exposed_comm_ns=exposed * MS, comm_ns=2 * exposed * MS, overlapped_ns=exposed * MS,
+                idle_ns=idle * MS, causes={"dependency": exposed * MS}, exposed_fraction=exposed / lengths[at],
+                copy_only_ns=None,
+            )  # fmt: skip
+    steps = [
+        replace(each, exposed_comm_ns=exposed * MS, idle_ns=idle * MS)
+        for each, exposed, idle in zip(analysis.headline.job_steps, exposed_ms, idle_ms, strict=True)
+    ]
+    head = replace(
+        analysis.headline, job_steps=steps, exposed_comm_ns=25 * MS, idle_ns=2 * MS, step_ns=125 * MS, pace_ns=None,
+        causes={"dependency": 25 * MS}, idle_causes={"loader": 2 * MS},
+    )  # fmt: skip
+    return replace(analysis, headline=head, throughput=None)
+
+
+def test_where_steps_are_of_two_kinds_figures_are_means() -> None:
+    """The median step, of 125 ms, is of neither kind."""
+    analysis = of_two_kinds()
+    assert sentence(analysis).splitlines()[0] == (
+        "In the mean 25.000 ms of a 125.000 ms step is exposed communication (20.0 %) and 2.000 ms idle; 2 steps take "
+        "100.000 ms, 2 others 150.000 ms."
+    )
+    assert "mean ms a step" in exposed_causes_text(analysis).splitlines()[0]
+    assert "a step in the mean of 4, 2.000 ms in the median one" in idle_text(analysis)
+    (row, *_) = [line for line in render(analysis).splitlines() if line.startswith("rank 0 mean of 4 steps")]
+    assert row.split()[6:] == [
+        "25.000", "25.000", row.split()[8], "n/a", "2.000", "125.000", "20.0", "%", "50.0", "%",
+    ]  # fmt: skip
+
+
+def test_steps_of_one_kind_have_medians() -> None:
+    analysis = with_lengths((100, 102, 101, 99), (100, 102, 101, 99), (100, 102, 101, 99))
+    assert not sentence(analysis).startswith("In the mean")
+    assert any(line.startswith("rank 0 median of 4 steps") for line in render(analysis).splitlines())

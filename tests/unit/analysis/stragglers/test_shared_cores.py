@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
@@ -13,7 +13,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts, shared_cores
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.intervals import clip, length
+from overlapscope.timeline.intervals import clip, difference, length
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import shared_file
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, scheduled
@@ -148,7 +148,7 @@ def test_hosts_whose_recordings_begin_far_apart_are_not_judged(begun_apart_ms: i
     """Nobody knows what a host did before it was recorded: it would explain why others did not run."""
     begins = [at * begun_apart_ms * MS for at in range(4)]
     hosts = [
-        msgspec.structs.replace(host(paused), begin_ns=begin, paused=clip(intervals(paused), begin, LENGTH))
+        replace(host(paused), begin_ns=begin, paused=clip(intervals(paused), begin, LENGTH))
         for paused, begin in zip(scheduled(4, 2, 4), begins, strict=True)
     ]
     assert [each.cores for each in found(hosts)] == [2] * shared
@@ -163,11 +163,25 @@ def test_hosts_that_pause_in_turns_once_lack_no_cores(fifths: int, *, shared: bo
     assert [each.cores for each in found(hosts)] == [2] * shared
 
 
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_pauses_that_lack_cores_once_show_that_loading_lacks_them(*, in_turns: bool) -> None:
+    """Of 400 ms four hosts pause in turns for the first fifth, or run; in the last fifth they fetch in turns, and no
+    host is seen to run beside: one that spins in a wait for its device holds the core. Between, all wait."""
+    begins, fifth = 4 * LENGTH // 5, LENGTH // 5
+    hosts = []
+    for own in ([each for each in paused if each[1] < fifth] for paused in scheduled(4, 1, 4)):
+        fetched = [(begins + begin, begins + end) for begin, end in own]
+        quick = [(fifth + at * MS, fifth + at * MS + MS // 10) for at in range(1, 2 * len(own))]
+        waits = difference(intervals([(fifth, LENGTH)]), intervals([*quick, *fetched]))
+        hosts.append(replace(host(own if in_turns else [], fetching=[*quick, *fetched]), waiting=waits))
+    assert [(each.cores, each.while_fetching) for each in found(hosts)] == [(1, True)] * in_turns
+
+
 def test_a_host_that_ends_earlier_has_done_its_work_and_leaves_its_core_to_others() -> None:
     """The last quarter is of one host alone, and not judged."""
     ends = [LENGTH - at * LENGTH // 4 for at in range(3)]
     hosts = [
-        msgspec.structs.replace(host(paused), end_ns=end, paused=clip(intervals(paused), 0, end))
+        replace(host(paused), end_ns=end, paused=clip(intervals(paused), 0, end))
         for paused, end in zip(scheduled(3, 1, 5), ends, strict=True)
     ]
     (one,) = found(hosts)
