@@ -25,6 +25,8 @@ LONGEST_REASON: Final = 480
 CLOCK_SHOWS_NS: Final = 100_000
 """A clock offset above this gets a line: without its correction, another rank may seem to come last."""
 LEAD_HEAD: Final = "its lead ms"
+LEADS_MORE: Final = 0.02
+"""A lead that is longer than what the others waited by more than this share of it is explained. A choice."""
 WAIT_HEAD: Final = (
     "wait time, whole recording", "waited ms", "of collective time", "others waited for it ms", LEAD_HEAD,
     "late arrivals",
@@ -351,7 +353,12 @@ def columns_text(analysis: Analysis) -> str:
     lead = f"; its lead: over the second-latest{' recorded' * lacks}"
     known = "" if analysis.run.missing_ranks else ", if any,"
     later = f". Members that were not recorded{known} may have come later" if lacks else ""
-    return f"Others waited: {of_several}at calls to which it came last{lead}{later}."
+    leads_more = any(
+        each.mean_waited_for_ns is not None and each.blame_ns - each.mean_waited_for_ns > LEADS_MORE * each.blame_ns
+        for each in analysis.skew.ranks
+    )
+    why = " Waits are without transfer, and may be shorter than leads."
+    return f"Others waited: {of_several}at calls to which it came last{lead}{later}.{why * leads_more}"
 
 
 def hidden_text(analysis: Analysis) -> list[str]:

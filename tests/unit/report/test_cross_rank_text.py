@@ -152,6 +152,9 @@ def test_the_rank_that_others_waited_longest_for_comes_first_whoever_led_most() 
     assert first.split()[-3:-1] == ["4.000", "0.001"]
     said = "Others waited: the mean of these, at calls to which it came last; its lead: over the second-latest."
     assert said in others
+    longer = [replace(each, blame_ns=5 * MS) if each.rank == CULPRIT else each for each in apart]
+    explained = shown_lines(with_skew(analysis, ranks=longer))
+    assert f"{said} Waits are without transfer, and may be shorter than leads." in " ".join(explained)
     older = [replace(each, mean_waited_for_ns=None) for each in apart]
     assert not shown_lines(with_skew(analysis, ranks=older))[1].startswith(f"rank {CULPRIT} "), "by leads"
 
