@@ -56,7 +56,7 @@ from overlapscope.advice.losses.sharded_optimizer import HOST_WAITED_NS, sharded
 from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
-from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, tensor_parallel
+from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, made_again, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import asking_for_network, repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.order import OF_COMMUNICATION, moved_ns, ranked
@@ -225,6 +225,8 @@ def _by_rules(
         found.pop("uneven_steps", None)  # it says so, or that launches are why
     if "late_rank" in found and not OF_COMMUNICATION & found.keys():
         found["late_rank"] = with_no_setting(found["late_rank"])
+    if "tensor_parallel" in found and "recomputation" in found:
+        found["tensor_parallel"] = made_again(found["tensor_parallel"])
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     compute = "".join(_what_compute_is(analysis, {} if alone is None else alone, every))

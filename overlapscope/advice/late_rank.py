@@ -461,7 +461,7 @@ def _title(
     )
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    when = (straggler.since or straggler.late_in) if len(ranks) == 1 else ""
+    when = (straggler.since or straggler.slow_in or straggler.late_in) if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}"
 
 

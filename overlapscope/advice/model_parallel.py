@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.advice.calls.calls_in_flight import in_flight_at_start
 from overlapscope.advice.calls.calls_without_sizes import layers_over_ranks
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
-from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.losses.largest_loss import longer_ns_of
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -93,10 +93,15 @@ def tensor_parallel(given: RuleInput) -> Recommendation | None:
         measured=["communication of these groups beside which nothing is computed"],
         assumed=[
             ALL_GONE if serves else ASSUMED,
-            *([MADE_AGAIN] if recomputation(given) is not None else []),
             *kept_by_hosts(given, at_most),
         ],
     )
+
+
+def made_again(advised: Recommendation) -> Recommendation:
+    """Return the recommendation for calls of tensor parallelism, beside one that says that activations are computed
+    again."""
+    return replace(advised, assumed=[advised.assumed[0], MADE_AGAIN, *advised.assumed[1:]])
 
 
 def _with_most(given: RuleInput, rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:

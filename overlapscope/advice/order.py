@@ -17,7 +17,7 @@ from overlapscope.advice.losses.largest_loss import (
     slow_transfers_ns,
     straggler_of,
 )
-from overlapscope.advice.rule_input import gain_ns, per_step
+from overlapscope.advice.rule_input import gain_ns, per_step, recomputed_ns
 from overlapscope.advice.shared_cores import comes_first
 from overlapscope.analysis.result import Analysis, Recommendation
 
@@ -150,7 +150,9 @@ def ranked(
 def _weight_ns(each: Recommendation) -> float:
     """Return the loss that it addresses, or its gain where no loss is known or the gain is more; of a bound that no
     replay confirms and complete overlap alone would reach, `OF_BOUND`; all of it where nearly all gathers were seen to
-    begin late in both passes (`IN_FORWARD`), as little of that is left by calls that depend on each other."""
+    begin late in both passes (`IN_FORWARD`), as little of that is left by calls that depend on each other. Of what is
+    recomputed, which has no figure as memory decides, a part counts."""
     is_less = each.id in BY_OVERLAP and each.predicted_gain_ns is None and not each.evidence.get(IN_FORWARD)
     share = OF_BOUND if is_less else 1.0
-    return max(share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0), each.predicted_gain_ns or 0)
+    known_ns = share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0)
+    return max(known_ns, each.predicted_gain_ns or 0, recomputed_ns(each))

@@ -50,6 +50,10 @@ MOST_COMPARED: Final = 64
 COMPARE: Final = "overlapscope compare RUN NEW_RUN"
 VERIFY: Final = f"record the new run, then: {COMPARE}"
 DAMAGED: Final[NoCauses] = "unreadable_host_events"
+AGAIN_NS: Final = "again_ns"
+"""In the evidence of `recomputation`: for how long kernels of forward run once more in backward."""
+MAY_FIT: Final = 0.5
+"""Share of that which counts beside losses. A choice: memory may hold all that is recomputed, or nothing more."""
 Windows = tuple[tuple[int, int], ...]
 
 
@@ -350,6 +354,11 @@ def recommended(
 def gain_ns(each: Recommendation) -> float | None:
     """Return what a recommendation is predicted to gain, else at most; None where neither is known."""
     return each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+
+
+def recomputed_ns(each: Recommendation) -> float:
+    """Return what counts of a recommendation to recompute less beside losses; 0 for others."""
+    return float(MAY_FIT * each.evidence.get(AGAIN_NS, 0))
 
 
 def per_step(each: Recommendation, ns: float | None, steps: int) -> float:

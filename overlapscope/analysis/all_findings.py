@@ -25,7 +25,7 @@ from overlapscope.analysis.checks.pipelines.last_stage_waits import last_stage_w
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, counted_stages
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
-from overlapscope.analysis.checks.recorder_stops import idle_at_stops
+from overlapscope.analysis.checks.recorder_stops import idle_at_stops, leads_at_stops
 from overlapscope.analysis.checks.recording_checks import (
     partly_recorded_groups,
     reported_overlap,
@@ -103,7 +103,9 @@ def findings_of(asked: Asked) -> list[Finding]:
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
     not_sampled = [info for info in asked.ranks if info.no_causes_reason != SAMPLED]
     stopped_ns, in_calls_ns = idle_at_stops(run, coverage, step_windows), waits_in_calls(run, asked.cross_rank.splits)
-    times = with_ranges(_of_times(run, not_sampled, shared, stopped_ns, in_calls_ns), run, coverage, step_windows)
+    led_ns = leads_at_stops(step_windows)
+    of_times = _of_times(run, not_sampled, shared, stopped_ns, led_ns, in_calls_ns)
+    times = with_ranges(of_times, run, coverage, step_windows)
     paused = host_pauses(
         run,
         _long_pauses(alone),
@@ -264,10 +266,12 @@ def _of_times(
     ranks: Sequence[RankInfo],
     shared: Sequence[Finding],
     stopped_ns: Mapping[tuple[int, int], float],
+    led_ns: Mapping[tuple[int, int], float],
     in_calls_ns: Mapping[tuple[int, int], int],
 ) -> list[Finding]:
     """Return the findings from the times of single ranks; `shared` are those on cores that hosts share, `stopped_ns`
-    holds idle time that may be the recorder's stop, `in_calls_ns` waits in matched calls, by (rank, step)."""
+    holds idle time that may be the recorder's stop, `led_ns` leads as the last steps begin, `in_calls_ns` waits in
+    matched calls, by (rank, step)."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
     found = outlier_steps(
         complete_figures(ranks),
@@ -275,6 +279,7 @@ def _of_times(
         waited_ns=waits_by_step(ranks),
         in_calls_ns=in_calls_ns,
         stopped_ns=stopped_ns,
+        led_ns=led_ns,
         by_chance=decide_who_is_late(shared),
         run=run,
     )

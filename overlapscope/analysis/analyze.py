@@ -89,7 +89,8 @@ def _analysis(
     of_windows = rank_windows(ranks, alone)
     repeated = repeated_part(run, cross_rank.clocks, alone)
     figures, unseen = {info.rank: (info.whole, *info.steps) for info in ranks}, bool(cross_rank.waited_for_unseen_ns)
-    costs = throughput(run, alone, figures, repeated, unseen=unseen)
+    clocks = None if cross_rank.clock_set else cross_rank.clocks
+    costs = throughput(run, alone, figures, repeated, unseen=unseen, clocks=clocks)
     head = headline(of_windows, cross_rank, costs.cut_short)
     findings = findings_of(
         Asked(

@@ -426,7 +426,8 @@ def with_costs(analysis: Analysis) -> Analysis:
 
 def _of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
     """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
-    is due to the start of the recording, and without steps that are cut short. None without times.
+    is due to the start of the recording, without steps that are cut short, and with the time by which ranks began later
+    than others. None without times.
 
     A day has so many steps, whether a loss is in each of them or its mean.
     """
@@ -439,7 +440,16 @@ def _of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float
         for each in figures
         if each.window_ns
     ]
-    return fmean(windows) if windows else None
+    return fmean(windows) + _late_ns(analysis, per) if windows else None
+
+
+def _late_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float:
+    """Return how much later ranks began than others, mean over ranks: of a step, or of the recording."""
+    found = analysis.throughput
+    if found is None or found.late_starts is None:
+        return 0.0
+    of_steps = per == "step" and analysis.headline.window == "step"
+    return found.late_starts.mean_ns / max(found.steps if of_steps else 1, 1)
 
 
 def _whole_steps(info: RankInfo, analysis: Analysis) -> list[StepBreakdown]:
@@ -468,7 +478,7 @@ def overlapping_ns(analysis: Analysis) -> float | None:
         if analysis.run.has_device and info.rank in head.ranks
         for each in _whole_steps(info, analysis)
     ]
-    return min(fmean(own), longest_ns) if own else longest_ns
+    return min(fmean(own) + _late_ns(analysis, "step"), longest_ns) if own else longest_ns
 
 
 def recording_ns(analysis: Analysis) -> int:

@@ -76,7 +76,7 @@ _OURS: Final = _words(
     r"|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap|cards|causes|chakra|chance"
     "|change|channels|churn|clock|coalesced|collection|collective|collectives|collector|collnet|combines|comm|comms"
     "|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed|computing"
-    "|connections|context|copied|copies|copy|core|cores|cost|count|cpu|critical|damaged|data|database|ddp|deepspeed"
+    "|connections|context|copied|copies|copy|core|cores|cost|count|cpu|critical|cut|damaged|data|database|ddp|deepspeed"
     "|dependency|desync|device|devices|differ|difference|different|differing|differs|direct|does|dropped|dtype|dump|dumped"
     "|duration|during|effect|efficiency|elapse|elapsed|elements|elementwise|embedding|enqueue|entered|error|events"
     "|excess|exchange|execution|expert|explain|export|exposed|fall|fastest|few|fewer|figures|files|fill|first|flatten"
@@ -99,7 +99,7 @@ _OURS: Final = _words(
     "|synchronisation|synchronising|synchronization|table|tail|telemetry|tensor|tensors|tests|text|than|the|then"
     "|throttle|throttled|ticks|time|timeout|timeouts|timer|timers|times|to|topo|topology|total|trace|training"
     "|transfer|transfers|transit|transports|tree|trial|truncated|turn|twice|unclassified|unclear|uneven|unfused|units"
-    "|unknown|unlinked|unmarked|unnamed|unread|until|untold|up|us|use|usual|v|value|vanished|vc|version|versions|view"
+    "|unknown|unlinked|unmarked|unnamed|unread|unrecorded|until|untold|up|us|use|usual|v|value|vanished|vc|version|versions|view"
     "|w|wait|waited|waiting|waits|warning|warnings|watchdog|while|wide|window|with|without|work|workers|world|worst"
     "|yes|zb"
 )

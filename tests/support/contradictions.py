@@ -48,7 +48,7 @@ LARGE_LOSS: Final = 0.1
 BUSY: Final = 0.02
 MOSTLY: Final = 0.5
 SAVES_COMPUTE: Final = frozenset({"communication_copies", "fewer_channels", "bucket_view", "bucket_cap", "fsdp_gathers",
-                                  "sixteen_bit_gradients", "late_rank"})  # fmt: skip
+                                  "sixteen_bit_gradients", "late_rank", "device_copies"})  # fmt: skip
 """Recommendations that shorten more than exposed, idle and copy time."""
 CHANGES_WORK: Final = frozenset(
     {"straggler_removed", "late_ranks", "host_pauses_ms", "gradient_as_bucket_view", "no_sync"}

@@ -23,9 +23,17 @@ NO_OPERATION: Final = -1
 _FILLS: Final = re.compile(r"FillFunctor")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|Device-to-Device|D2D", re.I)
 """Names of copies by the runtime that stay on the device, as those of tensors without gaps are."""
-_STRIDED: Final = re.compile(r"(?<!_)elementwise_kernel<.*gpu_kernel_impl_nocast<.*copy_kernel_cuda")
+_STRIDED: Final = re.compile(
+    r"(?<!_)elementwise_kernel(?:_manual_unroll)?<.*gpu_kernel_impl_nocast<.*direct_copy_kernel_cuda"
+)
 """A copy between two layouts, of one type: PyTorch has the runtime copy what has no gaps and one layout (Copy.cu),
-casts in `gpu_kernel_impl`, and runs other names where both tensors are contiguous (CUDALoops.cuh)."""
+casts in `gpu_kernel_impl`, and runs other names where both tensors are contiguous (CUDALoops.cuh, where ROCm has
+`manual_unroll`)."""
+_TRANSPOSES: Final = re.compile(
+    r"^(?:void )?(?:batched_transpose_\d+x\d+|transpose_[NCDHW]{4,5}2[NCDHW]{4,5}(?![A-Za-z]))"
+    r"|nchwToNhwcKernel|nhwcToNchwKernel"
+)
+"""Those that MIOpen and cuDNN make before and after a kernel that takes another layout than its tensors have."""
 _FOR_COMMUNICATION: Final = re.compile(rf"^(?:{FSDP.pattern}|{re.escape(DDP_OUT)})$")
 
 
@@ -55,7 +63,8 @@ def layout_copies_by_name(timeline: RankTimeline) -> Ints:
     computes = np.flatnonzero(spans.kind == COMPUTE)
     if (spans.host_op[computes] >= 0).any():
         return np.empty(0, np.int64)
-    return computes[rows_named(spans.name[computes], timeline.names, lambda name: bool(_STRIDED.search(name)))]
+    named = rows_named(spans.name[computes], timeline.names, _STRIDED.search)
+    return computes[named | rows_named(spans.name[computes], timeline.names, _TRANSPOSES.search)]
 
 
 def casts(timeline: RankTimeline) -> Ints:

@@ -1,17 +1,18 @@
 """Rule: activations are recomputed in backward, which kernels of attention show; with more memory they need not be."""
 
 import re
+from statistics import fmean
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.rule_input import AGAIN_NS, RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, Flags
+from overlapscope.timeline.columns import COMPUTE, Flags, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 FORWARD: Final = re.compile(r"flash_fwd_kernel|FlashAttnFwd|FmhaFwdKernel|fmha_cutlassF|flash_fprop")
@@ -46,6 +47,9 @@ class _Recomputed(msgspec.Struct, frozen=True, kw_only=True):
     pass, times their number; in the median over steps."""
     exposed_ns: float
     """Of it, exposed communication."""
+    again_ns: float
+    """For how long kernels of a forward pass run once more in its backward, by their names, in as many layers; in the
+    median over steps. A backward pass may have some of these names itself, but a recomputed one has nearly all."""
 
 
 def recomputation(given: RuleInput) -> Recommendation | None:
@@ -74,6 +78,7 @@ def recomputation(given: RuleInput) -> Recommendation | None:
             "forward_kernels": most.forward,
             "forward_ns": round(most.forward_ns),
             "exposed_ns": round(most.exposed_ns),
+            AGAIN_NS: round(fmean(each.again_ns for each in every)),
         },
         measured=["the kernels of attention and their order, and how far those of a forward pass are apart"],
         assumed=["that memory holds more activations, and that all of a layer is recomputed"],
@@ -103,7 +108,27 @@ def _recomputed(given: RuleInput, timeline: RankTimeline) -> _Recomputed | None:
         backward=float(layers.mean()),
         forward_ns=float(np.median((end - begin) * share)),
         exposed_ns=float(np.median(exposed * share)),
+        again_ns=float(np.median([_again_ns(spans, own, of_backward[own], place) for own, place in found] * share)),
     )
+
+
+def _again_ns(spans: Spans, attention: Ints, backward: Flags, place: tuple[int, int]) -> float:
+    """Return for how long kernels between the first and the last of attention in a forward pass (`place`) run again
+    between the first and the last of its backward: of each name, as many as there are in both. Where the recording ends
+    before, in proportion; 0 where nothing of backward follows."""
+    first, last = place
+    back = np.flatnonzero(backward)
+    back = back[back > last][: last - first + 1]
+    if back.size < 2:  # no whole layer
+        return 0.0
+    edges = spans.start_ns[attention[[first, last, back[0], back[-1]]]]
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.start_ns >= edges[0]) & (spans.start_ns < edges[3]))
+    start, took = spans.start_ns[rows], (spans.end_ns - spans.start_ns)[rows]
+    forward, again = start < edges[1], start >= edges[2]
+    of, names = spans.name[rows], int(spans.name[rows].max()) + 1
+    in_both = np.minimum(*(np.bincount(of[part], minlength=names) for part in (forward, again)))
+    mean_ns = sum_by(of[forward], took[forward], names) / np.maximum(np.bincount(of[forward], minlength=names), 1)
+    return float(in_both @ mean_ns) * (last - first) / (back.size - 1)
 
 
 def _pass_of_step(backward: Flags) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.compute.copy_kernels import casts, copies_as_they_are, layout_copies_by_name
+from overlapscope.advice.compute.copy_kernels import casts, copies_as_they_are
 from overlapscope.advice.losses.gradient_accumulation import outside_model
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of, window_of
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING
@@ -49,10 +49,6 @@ class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     copies_ns: float
     """Of it, the model's copies and casts."""
     kernels: float
-    layout_ns: float
-    """Of the copies, those of which only the name says that they are to another layout, ..."""
-    layout_copies: float
-    """... and how many they are."""
 
 
 def unfused_elementwise(given: RuleInput) -> Recommendation | None:
@@ -69,19 +65,12 @@ def unfused_elementwise(given: RuleInput) -> Recommendation | None:
         return None
     kernels = round(sum(each.kernels for each in found) / len(found))
     copies_ns = sum(each.copies_ns for each in found) / len(found)
-    layout_ns = sum(each.layout_ns for each in found) / len(found)
-    layout_copies = round(sum(each.layout_copies for each in found) / len(found))
-    layouts = (
-        f", of which copies to another layout, by their names: {layout_copies}, {ms(layout_ns)}"
-        if layout_ns >= NAMED * mean
-        else ""
-    )
     what = "elementwise kernels and copies" if copies_ns >= NAMED * mean else "elementwise kernels"
     return recommended(
         given,
         id="unfused_elementwise",
         title=f"Try torch.compile: {what} take {ms(mean)} of a {ms(given.step_ns)} {given.per} "
-        f"({percent_text(mean / given.step_ns)}; kernels: {kernels}{layouts}), "
+        f"({percent_text(mean / given.step_ns)}; kernels: {kernels}), "
         "and each reads and writes its tensors anew",
         verdict="trial",
         apply={"torch": "model = torch.compile(model)  # before it is wrapped"},
@@ -100,23 +89,16 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
     own = computes[rows_named(spans.name[computes], timeline.names, lambda name: family_of(name) == ELEMENTWISE)]
     # Compiling the model changes none of what stores, sends and clips gradients, and of the optimizer.
     own = own[~in_optimizer(timeline, own) & ~outside_model(timeline, own)]
-    layouts = layout_copies_by_name(timeline)
-    copies = np.concatenate([copies_as_they_are(timeline)[0], casts(timeline), layouts])
+    copies = np.concatenate([copies_as_they_are(timeline)[0], casts(timeline)])
     copies = copies[spans.kind[copies] == COMPUTE]
     every = np.union1d(own, copies)
-    every, layouts = (rows[window_of(windows, spans.start_ns[rows]) != NONE] for rows in (every, layouts))
+    every = every[window_of(windows, spans.start_ns[every]) != NONE]
     inside = time_of(windows)
-    busy, copied, in_layouts = (
+    busy, copied = (
         length(intersection(union((spans.start_ns[rows], spans.end_ns[rows])), inside)) / len(windows)
-        for rows in (every, copies, layouts)
+        for rows in (every, copies)
     )
-    return _Taken(
-        busy_ns=busy,
-        copies_ns=copied,
-        kernels=every.size / len(windows),
-        layout_ns=in_layouts,
-        layout_copies=layouts.size / len(windows),
-    )
+    return _Taken(busy_ns=busy, copies_ns=copied, kernels=every.size / len(windows))
 
 
 def compute_decides(figures: Headline) -> bool:

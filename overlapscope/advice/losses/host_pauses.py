@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.checks.host_pauses import again_outside, of_step_alone, times_a_step
+from overlapscope.analysis.checks.host_pauses import DIFFER, again_outside, of_step_alone, times_a_step
 from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
 from overlapscope.display import list_some
@@ -98,26 +98,38 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
 
 def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> str:
     """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before."""
-    ranks, costliest = evidence["ranks"], evidence["pauses"][0]
+    ranks = evidence["ranks"]
     one = len(ranks) == 1
     in_turn = ", now one, now another" * evidence["in_turn"]
     whom = f"the host{'' if one else 's'} of {ranks_of_run(ranks, len(given.run.ranks))}{in_turn}"
-    place = (
-        f", after {short(costliest['before'])}" if evidence["one_place"] else ", at many places" * evidence["anywhere"]
-    )
-    inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
     own = evidence.get("does") or evidence.get("own_code") or evidence["copied_back"]
     does = ("launches nothing" if one else "launch nothing") if own else "pauses" if one else "pause"
-    often = "" if evidence["anywhere"] else times_a_step(evidence["times_a_step"], given.per)
-    most = "up to " * evidence["lengths_differ"]
-    usual = f"{'it' if one else 'they'} {does} {often}for {most}{ms(evidence['paused_ns'])}{' each' * bool(often)}"
+    usual = f"{'it' if one else 'they'} {does} {_how_long(given, evidence)}{_place(evidence)}"
     idles = _idles(given, evidence)
     spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
     begins = ", perhaps as the profiler starts" * evidence["at_begin"]
-    return (
-        f"{_asks(evidence, whom)}: {usual}{place}{inside}, and {'its' if one else 'a'} device idles for {idles}"
-        f"{spent}{begins}"
-    )
+    return f"{_asks(evidence, whom)}: {usual}, and {'its' if one else 'a'} device idles for {idles}{spent}{begins}"
+
+
+def _how_long(given: RuleInput, evidence: Mapping[str, Any]) -> str:
+    """Return how often a host pauses in a step, and for how long each time: where most of the idle time is in
+    pauses that are shorter by far than the longest one, both."""
+    often = "" if evidence["anywhere"] else times_a_step(evidence["times_a_step"], given.per)
+    each, most_ns = " each" * bool(often), evidence["paused_ns"]
+    if not evidence["lengths_differ"]:
+        return f"{often}for {ms(most_ns)}{each}"
+    if most_ns < DIFFER * evidence["usual_ns"]:
+        return f"{often}for up to {ms(most_ns)}{each}"
+    return f"{often}mostly for about {ms(evidence['usual_ns'])}{each} (the longest: {ms(most_ns)})"
+
+
+def _place(evidence: Mapping[str, Any]) -> str:
+    """Return where most of the idle time in pauses is, and whether some are elsewhere; with a comma."""
+    if not evidence["one_place"]:
+        return ", at many places" if evidence["anywhere"] else ", at several places"
+    mostly = "mostly " * (evidence["elsewhere"] > 0)
+    inside = "" if evidence["inside"] is None else f", in {short(evidence['inside'])}"
+    return f", {mostly}after {short(evidence['after'])}{inside}"
 
 
 def _idles(given: RuleInput, evidence: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
 from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
-from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended
+from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended, recomputed_ns
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.graph.found_causes import LossKind
@@ -125,6 +125,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     of_others = late_gain_ns(found, given.steps) + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
     # What others of `named` cost is a part of this loss.
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
+    larger += [per_step(each, recomputed_ns(each), given.steps) for each in found]  # stands before it then
     own = [ns for name, ns in lost if name in named and name != "late_rank"]
     is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
     is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why

@@ -15,9 +15,11 @@ from overlapscope.analysis.pauses.costly_pauses import (
     FEWEST_RECURRING,
     CostlyPause,
     common_place,
+    costliest_place,
     costly_pauses,
     ranks_by_step,
     times_in_steps,
+    usual_length_ns,
 )
 from overlapscope.analysis.pauses.first_calls import before_first_calls
 from overlapscope.analysis.pauses.long_pauses import BEGIN, LongPauses
@@ -95,10 +97,10 @@ def _costly(
     in_all_ns = sum(costs.values()) + sum(_costs_ns(again).values())
     cost_ns = in_all_ns / (1 if found[0].step is None else begun)  # figures are of all recordings then
     alone = _step_alone(found, costs, again) if steps >= FEWEST_STEPS else None
-    between, one_place = common_place(found)
-    if cost_ns < WORTH * step_ns or not (anywhere or one_place or median(times_in_steps(found)) <= FEW_A_STEP):
+    few = anywhere or common_place(found)[1] or median(times_in_steps(found)) <= FEW_A_STEP
+    if cost_ns < WORTH * step_ns or not few:
         return []
-    inside = _inside(run, max(found, key=lambda each: each.paused_ns)) if one_place else None
+    place = _place(run, found, anywhere=anywhere)
     reason = pause_reason(run, found, known, anywhere=anywhere)
     device_step = _device_step(run, found, alone)
     return [
@@ -106,7 +108,7 @@ def _costly(
             id="host_pauses",
             severity="warning",
             title=f"{_who(run, found, again, steps, anywhere=anywhere)}"
-            f"{_where(found, between if one_place else None, inside, step_ns)}; "
+            f"{_where(found, place, step_ns)}; "
             f"{_costs(found, cost_ns if alone is None else costs[alone], _when(found, alone, device_step))}: "
             f"{reason.text}",
             evidence={
@@ -115,9 +117,8 @@ def _costly(
                 "cost_ns": round(cost_ns),
                 "alone_in_step": alone,
                 "alone_cost_ns": None if alone is None else costs[alone],
-                "one_place": one_place,
+                **place,
                 "anywhere": anywhere,
-                "inside": inside,
                 "does": reason.does,
                 "in_optimizer": reason.in_optimizer,
                 "own_code": reason.own_code,
@@ -198,10 +199,25 @@ def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
         "times_a_step": [times[0], times[-1]],
         "paused_ns": max(lengths) if differ else round(fmean(lengths)),
         "lengths_differ": differ,
+        "usual_ns": usual_length_ns(found),
         "idle_ns": sum(each.idle_ns for each in found),
         "at_begin": all(each.before == BEGIN for each in found),
         "in_turn": len(ranks) > 1 and bool(by_step) and all(len(those) == 1 for those in by_step.values()),
         "pauses": _costliest(found),
+    }
+
+
+def _place(run: Run, found: Sequence[CostlyPause], *, anywhere: bool) -> dict[str, Any]:
+    """Return where most of the idle time in pauses is, if that is one place: between which operations, in what the
+    longest pause there is, and how many pauses are elsewhere."""
+    between, one_place = costliest_place(found)
+    there = [each for each in found if (each.before, each.after) == between and one_place and not anywhere]
+    return {
+        "one_place": bool(there),
+        "after": between[0] if there else None,
+        "before": between[1] if there else None,
+        "inside": _inside(run, max(there, key=lambda each: each.paused_ns)) if there else None,
+        "elsewhere": len(found) - len(there),
     }
 
 
@@ -369,21 +385,19 @@ def _steps(steps: Sequence[int], of: int) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {list_some(steps)}"
 
 
-def _where(
-    found: Sequence[CostlyPause], between: tuple[str, str] | None, inside: str | None, step_ns: float
-) -> str:  # fmt: skip
-    """Return at which place of the step the pauses were."""
-    if between is None:
+def _where(found: Sequence[CostlyPause], place: Mapping[str, Any], step_ns: float) -> str:
+    """Return at which place of the step the pauses were; `place` is the result of `_place`."""
+    if not place["one_place"]:
         return ", at several places" if len(found) > 1 else f", after {short(found[0].before)}"
-    mostly = "" if all((each.before, each.after) == between for each in found) else "mostly "
+    mostly = "mostly " * (place["elsewhere"] > 0)
     first: dict[tuple[int, int | None], int] = {}
     for each in found:  # by begin
         first.setdefault((each.rank, each.step), each.into_step_ns)
     there = list(first.values())
     same = found[0].step is not None and max(there) - min(there) <= WORTH * step_ns
     into = f", {_from_to(there)} into the step" if same else ""
-    within = "" if inside is None else f", in {short(inside)}"
-    return f", {mostly}between {short(between[0])} and {short(between[1])}{within}{into}"
+    within = "" if place["inside"] is None else f", in {short(place['inside'])}"
+    return f", {mostly}between {short(place['after'])} and {short(place['before'])}{within}{into}"
 
 
 def _costs(found: Sequence[CostlyPause], cost_ns: float, when: str) -> str:

@@ -98,6 +98,7 @@ def outlier_steps(
     waited_ns: Waits = MappingProxyType({}),
     in_calls_ns: Waits = MappingProxyType({}),
     stopped_ns: Mapping[tuple[int, int], float] = MappingProxyType({}),
+    led_ns: Mapping[tuple[int, int], float] = MappingProxyType({}),
     by_chance: bool = False,
     run: Run | None = None,
 ) -> list[Finding]:
@@ -105,12 +106,20 @@ def outlier_steps(
 
     A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times; by
     (rank, step), `waited_ns` holds how long ranks waited for others, exposed, `in_calls_ns` how long in their matched
-    calls, overlapped or not, and `stopped_ns` what may be the recorder's stop.
+    calls, overlapped or not, `stopped_ns` what may be the recorder's stop, and `led_ns` how far ahead of the others a
+    rank began the last step of a recording.
     Where hosts share cores (`by_chance`), which rank communicates or idles for longer is the scheduler's choice: then
     only how long steps take is compared. Kernels are counted in `run`, where it is given: a step that is longer on all
     ranks for more of them does other work, which is information, and no matter of chance.
     """
-    odd = {name: [] if by_chance and name != "window_ns" else _outliers(name, ranks) for name, _, _ in FIGURES}
+    odd = {
+        name: [
+            each
+            for each in (() if by_chance and name != "window_ns" else _outliers(name, ranks))
+            if not _pays_its_lead(each, ranks[each.rank], led_ns)
+        ]
+        for name, _, _ in FIGURES
+    }
     more_work = {} if run is None else _more_work(ranks, run)
     stand_out = {(each.rank, each.step) for each in odd["window_ns"]}
     odd["window_ns"] += [each.odd for at, each in more_work.items() if at not in stand_out]
@@ -293,6 +302,15 @@ def _waits(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> float | None:
     of_steps = {step[0]: waited_ns.get((odd.rank, step[0]), 0) for step in _kind_of(odd.step, steps)}
     more_ns = of_steps.pop(odd.step) - statistics.median(of_steps.values())
     return more_ns if more_ns >= MOSTLY * odd.more_ns else None
+
+
+def _pays_its_lead(odd: OutlierStep, steps: Steps, led_ns: Mapping[tuple[int, int], float]) -> bool:
+    """Return whether most of what is more is a lead of the rank, which ends with the recording, and no compute."""
+    if led_ns.get((odd.rank, odd.step), 0) < MOSTLY * odd.more_ns:
+        return False
+    computed = {step[0]: step[3] for step in _kind_of(odd.step, steps) if step[3] is not None}
+    own_ns = computed.pop(odd.step, None)
+    return own_ns is None or not computed or own_ns - statistics.median(computed.values()) < MOSTLY * odd.more_ns
 
 
 def _mostly(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> tuple[str, float] | None:

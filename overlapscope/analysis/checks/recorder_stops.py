@@ -1,4 +1,6 @@
-"""Find how long ranks did nothing at the end of a recording: there a profiler stops, which no step before it shows."""
+"""Find what the end of a recording makes of its last step: how long ranks did nothing, as a profiler stops there, and
+how far ahead of others they were, which they pay there.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -28,6 +30,33 @@ def idle_at_stops(
             step, more_ns = idle[-1][0], idle[-1][1] - median(ns for _, ns in idle[:-1])
             if more_ns > 0 and range_of_step(run.ranks[rank], step) is None:
                 found[rank, step] = more_ns
+    return found
+
+
+def leads_at_stops(windows: Mapping[int, Sequence[StepWindow]]) -> dict[tuple[int, int], float]:
+    """Return, by (rank, step), how much earlier than the last other rank a rank began the last step of a recording,
+    beyond how they began the first one; of those that lead.
+
+    A rank that needs nothing of the others for some steps begins each of them earlier than they do, and waits for them
+    when all end together: that is no longer step of the job. The lengths of windows show it on any clock.
+    """
+    begun: dict[int, dict[int, dict[int, int]]] = {}
+    for rank, every in windows.items():
+        for each in every:
+            if each.window is not None:
+                begun.setdefault(each.recording, {}).setdefault(rank, {})[each.step] = each.window[0]
+    found: dict[tuple[int, int], float] = {}
+    for recording, ranks in begun.items():
+        first = max(min(own) for own in ranks.values())
+        last = {rank: [each for each in windows[rank] if each.recording == recording][-1] for rank in ranks}
+        for step in {each.step for each in last.values()}:
+            took = {rank: own[step] - own[first] for rank, own in ranks.items() if {first, step} <= own.keys()}
+            longest_ns = max(took.values(), default=0)
+            found |= {
+                (rank, step): float(longest_ns - ns)
+                for rank, ns in took.items()
+                if ns < longest_ns and last[rank].step == step and last[rank].complete
+            }
     return found
 
 

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED, START_OF_RECORDING
 from overlapscope.analysis.common.job_identity import fewest_ranks
+from overlapscope.analysis.cost.late_starts import LateStarts, late_starts
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks
 from overlapscope.analysis.rank_summary import RankSummary
@@ -86,16 +88,21 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     lead: Lead | None = None
     """What came before the first launch of the first step, where it is more than any step idles; no window holds it,
     and so none of these figures."""
+    late_starts: LateStarts | None = None
+    """Idle time before the first kernels of ranks that begin later than others, where their hosts were recorded: a loss
+    of its own, and part of the time that `exposed_fraction` and `idle_fraction` are of."""
     repeated: RepeatedPart | None = None
     """Without marks of steps, the part of the recording that repeats, where most of the recording is before it."""
     exposed_fraction: float | None = None
     """Exposed communication over time: sums over ranks and these steps (else over `repeated`, else over whole
-    recordings), both without what is due to the start of the recording (cause `start_of_recording` of exposed and idle
-    time): no step repeats it. Null, as is that of idle time, where a recording is sampled."""
+    recordings) with `late_starts`, both without what is due to the start of the recording (cause `start_of_recording`
+    of exposed and idle time): no step repeats it. Null, as is that of idle time, where a recording is sampled."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
     idle_gpu_hours_a_day: float | None = None
+    late_starts_gpu_hours_a_day: float | None = None
+    """`late_starts` as a share of the same time; null without."""
     exposed_causes_gpu_hours_a_day: dict[str, float] = {}
     """`exposed_gpu_hours_a_day` by cause, divided as the headline's exposed time without `start_of_recording`; they add
     up to it."""
@@ -129,10 +136,11 @@ def throughput(
     repeated: RepeatedPart | None = None,
     *,
     unseen: bool = False,
+    clocks: Clocks | None = None,
 ) -> Throughput:
     """Return what the run itself states; `figures` holds the breakdowns of each rank with all causes: of its whole
     recording, then of each step; `repeated` is the part that repeats (`repeated_part`), and `unseen`
-    says that calls waited for ranks that were not recorded."""
+    says that calls waited for ranks that were not recorded. Without `clocks`, times of ranks are not compared."""
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
     steps = of_the_same_ranks(complete_steps({
         rank: [
@@ -159,7 +167,10 @@ def throughput(
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
     if elapsed:
         time_ns = round(sum(elapsed) * 1e6)
-    exposed, idle = _fractions(parts, repeated)
+    late = None
+    if parts and repeated is None:
+        wholes = {rank: timed[rank].whole for rank in windows or timed}
+        late = late_starts(run, clocks, wholes, windows, _repeated_ns(parts))
     found = Throughput(
         steps=len(steps) or len(elapsed),
         ranks=len(windows) or len(timed),
@@ -173,13 +184,24 @@ def throughput(
         samples=_amount("samples", run, windows, reasons),
         flops_per_device=_flops_per_device(run, windows, reasons),
         cut_short=cut,
-        lead=lead_of(steps, run.ranks),
+        lead=lead_of(steps, run.ranks, 0 if late is None else late.mean_ns),
         repeated=repeated,
-        exposed_fraction=exposed,
-        idle_fraction=idle,
         reasons=reasons,
     )
-    return with_stated(_with_goodput(found, run, alone), Stated())
+    return with_stated(_with_goodput(_with_losses(found, parts, repeated, late), run, alone), Stated())
+
+
+def _with_losses(
+    found: Throughput, parts: Sequence[Breakdown], repeated: RepeatedPart | None, late: LateStarts | None
+) -> Throughput:
+    """Add what is lost, as shares of one time: that of these parts, and what ranks began later."""
+    late_ns = 0 if late is None else late.mean_ns * found.ranks
+    exposed, idle = _fractions(parts, repeated, late_ns)
+    lost = late_ns / (_repeated_ns(parts) + late_ns) if late_ns else None
+    hours = gpu_hours_a_day(lost, found.devices) if found.devices else None
+    return replace(
+        found, late_starts=late, late_starts_gpu_hours_a_day=hours, exposed_fraction=exposed, idle_fraction=idle
+    )
 
 
 def with_stated(found: Throughput, stated: Stated) -> Throughput:
@@ -384,23 +406,32 @@ def _in_steps(timeline: RankTimeline, windows: Sequence[StepWindow]) -> tuple[in
     return inside, covered
 
 
-def _fractions(parts: Sequence[Breakdown], repeated: RepeatedPart | None) -> tuple[float | None, float | None]:
-    """Return the shares of exposed communication, where there is communication, and of idle time."""
+def _fractions(
+    parts: Sequence[Breakdown], repeated: RepeatedPart | None, late_ns: float
+) -> tuple[float | None, float | None]:
+    """Return the shares of exposed communication, where there is communication, and of idle time; `late_ns` is what
+    ranks began later, in sum."""
     communicates = any(each.comm_ns for each in parts)
     if parts and repeated is not None:
         of_ns = max(repeated.window_ns, 1)
         return repeated.exposed_comm_ns / of_ns if communicates else None, repeated.idle_ns / of_ns
-    return _share(parts, "exposed_comm_ns", "causes") if communicates else None, _share(parts, "idle_ns", "idle_causes")
+    time_ns = _repeated_ns(parts) + late_ns
+    exposed = _share(parts, "exposed_comm_ns", "causes", time_ns) if communicates else None
+    return exposed, _share(parts, "idle_ns", "idle_causes", time_ns)
 
 
-def _share(parts: Iterable[Breakdown], name: str, causes: str) -> float | None:
-    """Return the share of the time that was recorded as a day repeats it: without the start of the recording."""
-    found = lost = 0
-    for each in parts:
-        begins = {of: getattr(each, of).get(START_OF_RECORDING, 0) for of in ("causes", "idle_causes")}
-        lost += (getattr(each, name) or 0) - begins[causes]
-        found += (each.window_ns or 0) - sum(begins.values())
-    return lost / found if found else None
+def _share(parts: Iterable[Breakdown], name: str, causes: str, of_ns: float) -> float | None:
+    """Return the share of this time, without the start of the recording."""
+    lost_ns = sum((getattr(each, name) or 0) - getattr(each, causes).get(START_OF_RECORDING, 0) for each in parts)
+    return lost_ns / of_ns if of_ns else None
+
+
+def _repeated_ns(parts: Iterable[Breakdown]) -> int:
+    """Return the time that was recorded as a day repeats it: without the start of the recording."""
+    return sum(
+        (each.window_ns or 0) - sum(of.get(START_OF_RECORDING, 0) for of in (each.causes, each.idle_causes))
+        for each in parts
+    )
 
 
 def _text(value: object) -> str | None:

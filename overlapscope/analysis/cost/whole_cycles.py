@@ -7,6 +7,7 @@ What waits for its last calls, such as the next forward for gathers of parameter
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -35,6 +36,9 @@ shorter by. A choice: less is mostly other work."""
 SAME: Final = 0.02
 """Beside a single followed step, the last one communicates and exposes the same if each differs by at most this share,
 on each rank. A choice: what only some steps do is more."""
+EVEN: Final = 1.25
+"""A step that is no shorter than all others is left out only where the longest of these is at most so many times the
+shortest: of steps that differ by more, sums are no longer those of the job without it. A choice."""
 Windows = Mapping[int, tuple[StepWindow, Breakdown]]
 """The windows of one step with their breakdowns, by rank."""
 
@@ -55,22 +59,42 @@ def cut_short(
     `every` are all windows of each rank with a device, incomplete ones as well: without a device, marks are windows and
     hold whole steps. A step that is no shorter than the others stays: its own loss is not to be left out. So it is if
     it is no shorter on more than half of its ranks: one pause makes a step longer on the rank that pauses, and the next
-    one on those that wait. One that is shorter than a single followed one may have had less to do. It lacks its end if
-    its marks hold most of what it is shorter by, beside its window: the host took that time, and no work of steps
-    before filled it.
+    one on those that wait. Nor need it be shorter than all others if each of these ends with a stretch behind all that
+    it launched, as the last one cannot: how long they are otherwise differs by chance. One that is shorter than a
+    single followed one may have had less to do. It lacks its end if its marks hold most of what it is shorter by,
+    beside its window: the host took that time, and no work of steps before filled it.
     """
     lengths = [sum(its.window_ns or 0 for _, its in step.values()) for step in steps]
     followed = _followed(steps, every)
     cut = lack_their_end(lengths, [_without_compute_ns(step) for step in steps], followed, fewest=1)
     if sum(followed) >= FEWEST_FOLLOWED:
         usual = [step for step, follows in zip(steps, followed, strict=True) if follows]
-        return [at for at in cut if _is_shorter_on_half(steps[at], usual)]
+        ends = _end_behind_their_work(steps, lengths, followed)
+        return [at for at in range(len(steps)) if at in ends or (at in cut and _is_shorter_on_half(steps[at], usual))]
     return [
         at
         for at in cut
         if sum(_beside_ns(timelines[rank], its) for rank, (its, _) in steps[at].items())
         >= BESIDE * (lengths[followed.index(True)] - lengths[at])
     ]
+
+
+def _end_behind_their_work(steps: Sequence[Windows], lengths: Sequence[int], followed: Sequence[bool]) -> list[int]:
+    """Return the positions of steps that no step follows and that are no longer than the mean of those that one
+    follows, where each of these lasts on, behind the last span that it launched, for the share `LACKS` of the shortest
+    or more: such a stretch is in no window that ends with its own last span. None where these are not `EVEN`."""
+    usual = [at for at, follows in enumerate(followed) if follows]
+    shortest_ns, longest_ns = min(lengths[at] for at in usual), max(lengths[at] for at in usual)
+    least_ns = min(sum(_behind_its_work_ns(own) for own, _ in steps[at].values()) for at in usual)
+    if longest_ns > EVEN * shortest_ns or least_ns < max(LACKS * shortest_ns, 1):
+        return []
+    mean_ns = fmean(lengths[at] for at in usual)
+    return [at for at, follows in enumerate(followed) if not follows and lengths[at] <= mean_ns]
+
+
+def _behind_its_work_ns(at: StepWindow) -> int:
+    """Return for how long a window lasts after the last span that its step launched."""
+    return max(at.window[1] - at.ended_ns, 0) if at.window is not None and at.ended_ns is not None else 0
 
 
 def _is_shorter_on_half(step: Windows, others: Sequence[Windows]) -> bool:
@@ -125,8 +149,9 @@ def _has_other_causes(last: Windows, other: Windows) -> bool:
     return True
 
 
-def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline]) -> Lead | None:
-    """Return what came before the first launch of the first of these steps, in runs with devices.
+def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline], late_ns: int = 0) -> Lead | None:
+    """Return what came before the first launch of the first of these steps, in runs with devices, without `late_ns`:
+    what is known to be idle of it, as ranks began later than others, mean over ranks.
 
     None where it is little, or no more than every step idles: then the windows hold as much of the steps after it.
     """
@@ -135,12 +160,12 @@ def lead_of(steps: Sequence[Windows], timelines: Mapping[int, RankTimeline]) -> 
     ranks = steps[0].keys()
     idle_ns = max(sum(step[rank][1].idle_ns or 0 for rank in ranks) for step in steps) / len(ranks)
     mean_ns = sum(step[rank][1].window_ns or 0 for step in steps for rank in ranks) / len(ranks) / len(steps)
-    least_ns = idle_ns + max(LEAST_NS, OF_STEP * mean_ns)
+    least_ns = late_ns + idle_ns + max(LEAST_NS, OF_STEP * mean_ns)
     for looked_at in (_before_window_ns, _quiet_before_ns):  # most end at the first, for which no spans are read
         quiet_ns = sum(looked_at(timelines[rank], at) for rank, (at, _) in steps[0].items()) / len(ranks)
         if quiet_ns < least_ns:
             return None
-    return Lead(step=next(iter(steps[0].values()))[0].step, quiet_ns=round(quiet_ns))
+    return Lead(step=next(iter(steps[0].values()))[0].step, quiet_ns=round(quiet_ns - late_ns))
 
 
 def _followed(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]]) -> list[bool]:
@@ -153,7 +178,9 @@ def _followed(steps: Sequence[Windows], every: Mapping[int, Sequence[StepWindow]
 
 
 def _is_followed(at: StepWindow, begins: set[tuple[int, int]]) -> bool:
-    return at.window is not None and at.window[1] > at.window[0] and (at.recording, at.window[1]) in begins
+    if at.window is None or at.window[1] <= at.window[0]:
+        return False
+    return at.unmarked_follows or (at.recording, at.window[1]) in begins
 
 
 def _without_compute_ns(step: Windows) -> int:

@@ -160,6 +160,8 @@ def _of_rank(part: RankPart, timeline: RankTimeline) -> Sequence[Bounds]:
             continue
         first = part.starts().start
         follows = begins.get(each.step + 1)
+        if each.unmarked_follows and each.window is not None:
+            follows = next(iter(np.flatnonzero(computes & (start == each.window[1])).tolist()), None)
         end = part.ends().start + np.flatnonzero(step == each.step) if follows is None else np.array([first + follows])
         found.append(
             Bounds(

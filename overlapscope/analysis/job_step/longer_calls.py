@@ -33,6 +33,11 @@ WORTH: Final = 0.05
 """Least share of exposed communication that is said, ... A choice."""
 OF_STEP: Final = 0.001
 """... if it is also this share of a step, or of the recording. A choice: of less nothing is gained by looking at it."""
+OF_CUT_STEP: Final = 0.01
+"""What the calls of a step that is cut short take longer is said from this share of a step on, ... A choice: it is one
+step, and in no figure that repeats."""
+FAR_LONGER: Final = 2.0
+"""... and from so many times what they take longer in the others, in the mean: else that is said of all."""
 OF_ONE_CALL: Final = 0.25
 """A single call is named whose excess is this share of all that its rank exposed, and ... A choice."""
 MOST_OF_LONGER: Final = 0.5
@@ -80,14 +85,15 @@ def longer_calls(
 ) -> list[Finding]:
     """Return what calls take longer than their like, over the whole steps of the main figures, else the recordings;
     nothing where that is little, or too few calls are alike."""
+    in_cut_steps = _in_cut_steps(run, head, ranks, longer)
     there = [rank for rank in head.ranks if rank in longer]
     parts = [each for rank in there for each in _parts(ranks[rank], longer[rank].exposed, head)]
     longer_ns, exposed_ns = (sum(getattr(each, name) for each in parts) for name in ("longer_ns", "exposed_ns"))
     if not exposed_ns or longer_ns < WORTH * exposed_ns:
-        return []
+        return in_cut_steps
     mean_ns, share = longer_ns / len(parts), longer_ns / exposed_ns
     if mean_ns < OF_STEP * (head.step_ns or 0):
-        return []
+        return in_cut_steps
     single, slower = _single_calls(ranks, longer), _slower_groups(run, longer, clocks)
     within = f"{format_ms(mean_ns)} a {head.window}" + (" in the mean" if len(parts) > 1 else "")
     compared, are_longer = (
@@ -109,7 +115,46 @@ def longer_calls(
         | ({SLOWER_GROUPS: [to_builtins(each) for each in slower]} if slower else {}),
         known_from="trace",
     )
-    return [found, *_one_call(run, head, longer, single)]
+    return [found, *in_cut_steps, *_one_call(run, head, longer, single)]
+
+
+def _in_cut_steps(
+    run: Run, head: Headline, ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerThanLike]
+) -> list[Finding]:
+    """Return a finding for each step that causes are without (`Headline.causes_cut`), where its calls take far longer
+    than their like: what such a step lacks comes after its calls, which were recorded whole."""
+    there = {rank: ranks[rank] for rank in head.ranks if rank in longer}
+    every = [each for rank, own in there.items() for each in _parts(own, longer[rank].exposed, head, whole=False)]
+    usual_ns = [each.longer_ns for each in every if each.step not in head.causes_cut]
+    findings = []
+    for step in head.causes_cut:
+        own = [each for each in every if each.step == step]
+        exposed_ns, longer_ns = sum(each.exposed_ns for each in own), sum(each.longer_ns for each in own)
+        mean_ns, others_ns = longer_ns / max(len(own), 1), fmean(usual_ns) if usual_ns else 0.0
+        least_ns = max(OF_CUT_STEP * (head.step_ns or 0), FAR_LONGER * others_ns)
+        if not usual_ns or not longer_ns or longer_ns < WORTH * exposed_ns or mean_ns < least_ns:
+            continue
+        share, mean = percent_text(longer_ns / exposed_ns), ", mean over ranks" if len(own) > 1 else ""
+        findings.append(
+            Finding(
+                id=f"longer_in_cut_step:step{step}",
+                severity="info",
+                title=f"calls of step {step} take at least {format_ms(mean_ns)} longer than the shortest of their like"
+                f"{mean}, {share} of its exposed communication, in other steps {format_ms(others_ns)}: waiting for "
+                f"{_others(run)}, or other traffic on the link; no step follows it, so causes are without this",
+                evidence={
+                    "step": step, "longer_ns": round(mean_ns), "share_of_exposed": longer_ns / exposed_ns,
+                    "others_longer_ns": round(others_ns), "calls_longer": _longer_in(run, step, longer, list(there)),
+                },
+                known_from="trace",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _longer_in(run: Run, step: int, longer: Mapping[int, LongerThanLike], ranks: Sequence[int]) -> int:
+    """Return how many calls of a step take longer than their like, over these ranks."""
+    return sum(int((longer[rank].is_longer & (run.ranks[rank].collectives.step == step)).sum()) for rank in ranks)
 
 
 def _slower_groups(run: Run, longer: Mapping[int, LongerThanLike], clocks: Clocks) -> list[SlowerGroup]:
@@ -204,11 +249,11 @@ def _others(run: Run, *, one: bool = False) -> str:
     return f"{'one of the ' if one else ''}{'other ranks' if all_known else 'ranks that were not recorded'}"
 
 
-def _parts(own: RankWindows, exposed: BusyTime, head: Headline) -> Iterator[_Part]:
-    """Yield how much of this exposed time of a rank lies in each whole step of the main figures, else in its
-    recordings."""
+def _parts(own: RankWindows, exposed: BusyTime, head: Headline, *, whole: bool = True) -> Iterator[_Part]:
+    """Yield how much of this exposed time of a rank lies in each step of the main figures, of the `whole` ones alone or
+    of all, else in its recordings."""
     if head.window == "step":
-        numbers = {each.step for each in head.job_steps}.difference(head.causes_cut)
+        numbers = {each.step for each in head.job_steps}.difference(head.causes_cut if whole else ())
         chosen = [(at, figures) for at, figures in own.steps if at.complete and at.step in numbers]
         sets = WindowSets.of([() if at.window is None else (at.window,) for at, _ in chosen])
         steps: list[tuple[int | None, int]] = [(at.step, figures.exposed_comm_ns or 0) for at, figures in chosen]

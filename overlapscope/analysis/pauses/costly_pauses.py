@@ -12,6 +12,8 @@ from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
+MOST_IDLE: Final = 0.5
+"""A place is where devices mostly idle in pauses if more than this share of that time is in those there."""
 AT_ONE_PLACE: Final = 0.75
 """Pauses are at one place if this share of them is between the same operations. A choice."""
 ALIKE: Final = 0.05
@@ -86,6 +88,24 @@ def common_place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
     """Return between which operations most of one or more pauses are, and whether that is nearly all of them."""
     ((between, times),) = Counter((each.before, each.after) for each in found).most_common(1)
     return between, times >= AT_ONE_PLACE * len(found)
+
+
+def costliest_place(found: Sequence[CostlyPause]) -> tuple[tuple[str, str], bool]:
+    """Return between which operations the pauses are in which devices idle for longest of one or more, and whether most
+    of the idle time in all of them is there."""
+    idle_ns = Counter[tuple[str, str]]()
+    for each in found:
+        idle_ns[each.before, each.after] += each.idle_ns
+    ((between, ns),) = idle_ns.most_common(1)
+    return between, ns > MOST_IDLE * idle_ns.total()
+
+
+def usual_length_ns(found: Sequence[CostlyPause]) -> int:
+    """Return how long the pause is in which the middle of the idle time in one or more lies, the shortest first: about
+    as long as those that cost most together, which the longest one need not be of."""
+    by_length = sorted(found, key=lambda each: each.paused_ns)
+    until = np.cumsum([each.idle_ns for each in by_length])
+    return by_length[int(np.searchsorted(2 * until, until[-1]))].paused_ns
 
 
 def times_in_steps(found: Sequence[CostlyPause]) -> list[int]:

@@ -20,6 +20,9 @@ FEWEST_FOLLOWED: Final = 2
 LACKS: Final = 0.02
 """A step is cut short if it, and its time without compute, are shorter than in any step that another one follows by
 this share of that step. A choice: two recordings of unchanged code differ by as much."""
+BEGINS_ALIKE: Final = 8
+"""An unmarked step follows the last marked one where what was launched after it begins with as many kernels, of the
+same names in the same order, as the last two marked ones do. A choice: single kernels are alike by chance."""
 
 
 class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,10 @@ class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
     """False when the recording began after the step began, or ended before the last span that the step launched."""
     begun_ns: int | None = None
     """When its host began it, by its mark; None where the mark is the window."""
+    ended_ns: int | None = None
+    """When the last span ended that it launched; None where the mark is the window, and without such spans."""
+    unmarked_follows: bool = False
+    """Whether the window ends where a step begins that no mark shows."""
 
 
 def step_windows(timeline: RankTimeline) -> list[StepWindow]:
@@ -127,11 +134,12 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
     first = smallest_by(of_step[computes], spans.start_ns[launched[computes]], rows.size)
     last = largest_by(of_step, spans.end_ns[launched], rows.size)
     has_window = first < MOST
+    unmarked = _unmarked_begin(timeline, recording, main) if rows.size and has_window[-2:].all() else None
     for at, row in enumerate(rows.tolist()):
-        window = None
+        window, after = None, unmarked if at + 1 == rows.size else None
         if has_window[at]:
             follows = at + 1 < rows.size and number[at + 1] == number[at] + 1 and has_window[at + 1]
-            end = int(first[at + 1]) if follows else int(last[at])
+            end = int(first[at + 1]) if follows else int(last[at]) if after is None else after
             window = (int(first[at]), max(end, int(first[at])))
         yield StepWindow(
             step=int(number[at]),
@@ -142,7 +150,29 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
                 timeline.recordings, recording, int(steps.start_ns[row]), int(steps.end_ns[row]), int(last[at])
             ),
             begun_ns=int(steps.start_ns[row]),
+            ended_ns=int(last[at]) if window else None,
+            unmarked_follows=window is not None and after is not None,
         )
+
+
+def _unmarked_begin(timeline: RankTimeline, recording: int, main: int) -> int | None:
+    """Return when a step begins that no mark shows, right after the last marked one of a recording; None without.
+
+    A recording that is stopped within a step has no mark of it. What else may follow the marks, as an optimizer outside
+    of them or a checkpoint, does not begin with the kernels that the last two marked steps begin with.
+    """
+    steps, spans = timeline.steps, timeline.spans
+    last = np.flatnonzero(steps.recording == recording)[-2:]
+    if last.size < 2:
+        return None
+    computes = (spans.recording == recording) & (spans.kind == COMPUTE) & (spans.lane == main)
+    after = computes & (spans.step == NONE) & (spans.launch_ns >= steps.end_ns[last[-1]])
+    begins = [np.flatnonzero(after), *(np.flatnonzero(computes & (spans.step == step)) for step in steps.step[last])]
+    if min(each.size for each in begins) < BEGINS_ALIKE:
+        return None
+    begins = [each[np.argsort(spans.start_ns[each], kind="stable")[:BEGINS_ALIKE]] for each in begins]
+    names = [spans.name[each].tolist() for each in begins]
+    return int(spans.start_ns[begins[0][0]]) if names[0] == names[1] == names[2] else None
 
 
 def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Ints, Ints]:

@@ -6,7 +6,7 @@ were not recorded count neither for nor against a cause.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -150,20 +150,23 @@ def extra_allocator_retries(rank: int, run: Run, met: Sequence[SharedInterval]) 
     return _rises(rank, run, met, RETRIES)
 
 
-def lowered_clock(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
+def lowered_clock(
+    rank: int, peers: Sequence[int], run: Run, slowness: float, steps: Collection[int] | None = None
+) -> dict[str, Any] | None:
     """Return the device clock as evidence where it is below that of its peers and throttling explains it; else None.
 
     `slowness` is the factor by which its kernels are slower; the clock must explain at least EXPLAINS of it. Where
-    throttle reasons were recorded, a throttling one must be present in half of the readings.
+    throttle reasons were recorded, a throttling one must be present in half of the readings. Where it is slower in some
+    `steps` only, the readings of these count.
     """
-    mine = _median_reading(run.ranks[rank], CLOCK)
-    theirs = [clock for each in peers if (clock := _median_reading(run.ranks[each], CLOCK)) is not None]
+    mine = _median_reading(run.ranks[rank], CLOCK, steps)
+    theirs = [clock for each in peers if (clock := _median_reading(run.ranks[each], CLOCK, steps)) is not None]
     if mine is None or not theirs:
         return None
     usual = float(np.median(theirs))
     if mine > CLOCK_FALLS * usual or usual / max(mine, 1.0) - 1 < EXPLAINS * (slowness - 1):
         return None
-    reasons = _readings(run.ranks[rank], REASONS)
+    reasons = _readings(run.ranks[rank], REASONS, steps)
     held = (reasons.astype(np.int64) & HELD_DOWN) != 0
     if reasons.size and held.mean() < MOST:
         return None
@@ -271,13 +274,18 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
     return float(table.value[rows].sum())
 
 
-def _readings(timeline: RankTimeline, pattern: re.Pattern[str]) -> Floats:
-    values = timeline.telemetry.value[rows_named(timeline.telemetry.name, timeline.names, pattern.match)]
+def _readings(timeline: RankTimeline, pattern: re.Pattern[str], steps: Collection[int] | None) -> Floats:
+    """Return the readings of these names, of some steps where these are given."""
+    table = timeline.telemetry
+    rows = rows_named(table.name, timeline.names, pattern.match)
+    values = table.value[rows if steps is None else rows & np.isin(table.step, list(steps))]
     return values[np.isfinite(values)]
 
 
-def _median_reading(timeline: RankTimeline, pattern: re.Pattern[str]) -> float | None:
-    values = _readings(timeline, pattern)
+def _median_reading(
+    timeline: RankTimeline, pattern: re.Pattern[str], steps: Collection[int] | None = None
+) -> float | None:
+    values = _readings(timeline, pattern, steps)
     return float(np.median(values)) if values.size else None
 
 

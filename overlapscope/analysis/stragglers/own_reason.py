@@ -66,7 +66,7 @@ def late_alike(theirs: Sequence[LateArrivals], cause: str | None, run: Run, cove
     delays = occasions_of(theirs, by_step=True)
     if delays.size < FEWEST_ALIKE:
         return False
-    for did in (delays, *longer_by_step(theirs, coverage)):
+    for did in (delays, *longer_by_step(theirs, run, coverage)):
         alike = did[did >= AS_MUCH * did.max()]
         most = max(MOSTLY_ALIKE * float(np.abs(did).sum()), MOST_OF_DELAYS * float(delays.sum()))
         if alike.size >= FEWEST_ALIKE and did.max() >= TURNS_NS and alike.sum() >= most:

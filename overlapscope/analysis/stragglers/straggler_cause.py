@@ -31,6 +31,7 @@ from overlapscope.analysis.stragglers.host_cause import (
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.analysis.stragglers.new_kernels import kernels_alone
 from overlapscope.analysis.stragglers.optimizer_kernels import times_in_optimizer
+from overlapscope.analysis.stragglers.slow_in_steps import SLOW_STEPS, TIMES_IN_SLOW_STEPS, slow_in_steps
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.rows import ascending
@@ -93,10 +94,10 @@ def find_straggler_cause(
     late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
     lead_ns = sum(int(each.lead_ns.sum()) for each in late)
-    computed, communicated, copied, idle = _more_of(rank, met, coverage)
+    computed, communicated, copied, idle, unrecorded = _more_of(rank, met, run, coverage)
     evidence: dict[str, Any] = {
         "computed_more_ns": computed, "communicated_more_ns": communicated, "copied_more_ns": copied,
-        "idle_more_ns": idle,
+        "idle_more_ns": idle, "unrecorded_more_ns": unrecorded,
     }  # fmt: skip
     if communicated > MOST * lead_ns:
         return None, evidence  # it waited for others elsewhere
@@ -106,7 +107,7 @@ def find_straggler_cause(
     if cause == SHARED_CORES:
         # Else the operating system's scheduler made it late, and may choose another rank next.
         return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
-    outside = idle + copied > MOST * lead_ns  # of what is recorded as computing
+    outside = idle + copied + unrecorded > MOST * lead_ns  # of what is recorded as computing
     if cause is not None and (outside or not run.ranks[rank].has_device):
         cause, sized = _by_work(cause, late, run, work, outside=outside)
         return _refined(cause, rank, run, met, lead_ns, evidence | more | sized)
@@ -152,12 +153,14 @@ def _of_longer_compute(
     rank, peers = late[0].rank, compared_peers(late)
     lead_ns = sum(int(each.lead_ns.sum()) for each in late)
     cause, more = _by_compute(rank, peers, work, device=run.ranks[rank].has_device)
-    if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
+    in_steps = slow_in_steps(rank, peers, run, _by_step(late)) if run.ranks[rank].has_device else {}
+    if cause == "unknown" and not in_steps and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
         at_once = more["launched_late_ns"] = _launched_late(late)
         return ("host" if at_once > MOST * lead_ns else cause), more
-    if cause != "longer_compute":
+    if in_steps or cause != "longer_compute":
         # Grids are not always the work: an optimizer's kernels have the same on each rank.
-        shown = _by_optimizer(rank, peers, run, _times_as_long(late, work))[1] if cause == "more_work" else {}
+        by_optimizer = cause == "more_work" and not in_steps
+        shown = _by_optimizer(rank, peers, run, _times_as_long(late, work))[1] if by_optimizer else in_steps
         return ("slower_compute" if shown else cause), more | shown
     longer_ns = more["compute_ns"] - more["peers_compute_ns"]
     ran = more_operations(late, peers, run, coverage, min(computed_ns, round(longer_ns)))
@@ -251,20 +254,21 @@ def compared_peers(late: Sequence[LateArrivals]) -> list[int]:
     return sorted({rank for each in _delayed(late) for rank in each.met.ranks} - {late[0].rank})
 
 
-def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int, int]:
+def _more_of(rank: int, met: Sequence[SharedInterval], run: Run, coverage: Mapping[int, Coverage]) -> tuple[int, ...]:
     """Return how much longer than the median of its peers the rank computed, communicated without computing, copied
-    without either, and idled."""
-    sums = np.zeros(4)
+    without either, idled, and had nothing recorded yet."""
+    sums = np.zeros(5)
     for each in met:
         begin, end = each.begin_ns, np.maximum(each.begin_ns, each.end_ns)
         row = each.ranks.index(rank)
-        for at, did in enumerate(_did(coverage, each.ranks, begin, end)):
+        for at, did in enumerate(_did(run, coverage, each.ranks, begin, end)):
             sums[at] += float((did[row] - np.median(np.delete(did, row, axis=0), axis=0)).sum())
-    computed, communicated, copied, idle = np.rint(sums).astype(np.int64).tolist()
-    return computed, communicated, copied, idle
+    return tuple(np.rint(sums).astype(np.int64).tolist())
 
 
-def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage]) -> tuple[Floats, Floats, Floats]:
+def longer_by_step(
+    late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage]
+) -> tuple[Floats, Floats, Floats]:
     """Return how much longer than the median of its peers a rank computed, copied, and idled, before its late calls of
     each step: in ns, by step, of the set of ranks that it delayed most."""
     most = max(late, key=lambda each: int(each.lead_ns.sum()))
@@ -276,13 +280,15 @@ def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage
         more = did[row] - np.median(np.delete(did, row, axis=0), axis=0)
         return np.bincount(place, weights=more).astype(np.float64)
 
-    compute, _, copy, idle = _did(coverage, met.ranks, met.begin_ns, np.maximum(met.begin_ns, met.end_ns))
+    compute, _, copy, idle, _ = _did(run, coverage, met.ranks, met.begin_ns, np.maximum(met.begin_ns, met.end_ns))
     return summed(compute), summed(copy), summed(idle)
 
 
-def _did(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, ...]:
+def _did(run: Run, coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, ...]:
     """Return how long each member computed in its intervals (ranks by calls), communicated without computing, copied
-    without either, and did none of these."""
+    without either, did none of these, and was a device whose first recorded span had not begun: before that it may have
+    worked off what had been launched before the recording.
+    """
 
     def within(times: Callable[[Coverage], Intervals]) -> Ints:
         parts = zip(ranks, begin, end, strict=True)
@@ -291,7 +297,10 @@ def _did(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, en
     compute = within(lambda own: own.compute)
     comm = within(lambda own: difference(own.comm, own.compute))
     copy = within(lambda own: difference(own.copy, union(own.comm, own.compute)))
-    return compute, comm, copy, end - begin - compute - comm - copy
+    devices = np.array([[run.ranks[rank].has_device] for rank in ranks])
+    first = np.array([[coverage[rank].first_ns] for rank in ranks], np.int64)
+    unrecorded = np.where(devices, np.maximum(np.minimum(first, end) - begin, 0), 0)
+    return compute, comm, copy, end - begin - compute - comm - copy - unrecorded, unrecorded
 
 
 def _by_compute(
@@ -351,8 +360,9 @@ def before_first_launch(timeline: RankTimeline) -> Intervals:
 
 
 def _idle(times: Intervals, cover: Coverage) -> Intervals:
-    """Return the parts of these times in which the device was idle."""
-    return difference(times, union(cover.compute, cover.comm, cover.copy))
+    """Return the parts of these times in which the device was idle: none before its first recorded span."""
+    known = union((np.maximum(times.starts, cover.first_ns), np.maximum(times.ends, cover.first_ns)))
+    return difference(known, union(cover.compute, cover.comm, cover.copy))
 
 
 def _refined(
@@ -361,7 +371,8 @@ def _refined(
     """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
     if cause == "slower_compute" and run.ranks[rank].has_device:
         peers = sorted({each for group in met for each in group.ranks} - {rank})
-        clocks = lowered_clock(rank, peers, run, evidence["slowness"])
+        times = evidence.get(TIMES_IN_SLOW_STEPS, evidence["slowness"])
+        clocks = lowered_clock(rank, peers, run, times, evidence.get(SLOW_STEPS))
         return ("throttled", evidence | clocks) if clocks else (cause, evidence)
     if cause != "host":
         return cause, evidence

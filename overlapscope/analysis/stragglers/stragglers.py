@@ -34,8 +34,15 @@ from overlapscope.analysis.stragglers.onset import onset
 from overlapscope.analysis.stragglers.own_pauses import own_pauses
 from overlapscope.analysis.stragglers.own_reason import MUCH, OF_COMPUTE, computes_longer, is_its_own, late_alike
 from overlapscope.analysis.stragglers.shared_cores import HostTimes
+from overlapscope.analysis.stragglers.slow_in_steps import (
+    AS_USUAL_STEPS,
+    SLOW_STEPS,
+    TIMES_IN_SLOW_STEPS,
+    is_interrupted,
+)
 from overlapscope.analysis.stragglers.straggler_cause import MOST, compared_peers, find_straggler_cause
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
@@ -113,6 +120,16 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
         that is not known."""
         step = self.evidence.get("since_step")
         return "" if step is None else f", since step {step}"
+
+    @property
+    def slow_in(self) -> str:
+        """Words to follow others: in which steps a device ran the same kernels slower, and how much. Empty if it always
+        did, or does so since some step, or that is not known."""
+        steps = self.evidence.get(SLOW_STEPS, ())
+        if self.since or not self.evidence.get(AS_USUAL_STEPS):
+            return ""
+        times = self.evidence[TIMES_IN_SLOW_STEPS]
+        return f", in steps {list_some(steps)}, where its kernels take {times:.2f} times as long as its peers'"
 
 
 class Compared(msgspec.Struct, kw_only=True, frozen=True):
@@ -243,7 +260,8 @@ def _judged(ranks: Compared, every: _AllLate, rank: int, named: int | None) -> S
     alone = every.blamed_ns[rank] >= DOMINATES * sum(every.blamed_ns.values()) and not ranks.left_out
     alike = alone and late_alike(theirs, cause, ranks.run, ranks.coverage)
     of_host = own_pauses(rank, compared_peers(theirs), ranks.run, ranks.hosts, blame_ns) if cause == "host" else {}
-    certain = bool(of_host) or is_its_own(cause, theirs, ranks.run)
+    slow_alone = alone and SLOW_STEPS in evidence  # devices that are slower in turn are no straggler
+    certain = bool(of_host) or slow_alone or is_its_own(cause, theirs, ranks.run)
     allowed = np.inf if certain else ALIKE if alike else ALONE if alone else CHANCE
     if chance * every.could > allowed and not _lasts(ranks, cause, theirs):
         return None
@@ -301,7 +319,7 @@ def _explained(
     of_phases = cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not pauses_too
     if of_phases and not run.ranks[rank].has_device:
         cause, more = cause_by_phase(cause, rank, peers, run, blame_ns)
-    began = onset(rank, peers, run) if cause in OF_COMPUTE else {}
+    began = onset(rank, peers, run) if cause in OF_COMPUTE and not is_interrupted(evidence) else {}
     on_device = cause == "more_work" and run.ranks[rank].has_device
     return cause, more | late_range(rank, run, [each.met for each in theirs], lead_ns, on_device=on_device) | began
 

@@ -232,6 +232,8 @@ def sentence(analysis: Analysis) -> str:
         lines.append(f"{over}.")
     if (usual := without_outliers(analysis)) is not None:
         lines.append(_usual_text(usual))
+    elif not mean and few is None:
+        lines += _costly_step(head)
     if few is not None:
         more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
         lines.append(
@@ -275,10 +277,23 @@ def _mean_text(analysis: Analysis) -> str:
     step_ns, exposed_ns, idle_ns = (
         fmean(getattr(each, name) for each in steps) for name in ("step_ns", "exposed_comm_ns", "idle_ns")
     )
+    step_ns = overlapping_ns(analysis) or step_ns
     return (
         f"In the mean {_of_mean(exposed_ns, step_ns)} is exposed communication ({percent(exposed_ns / step_ns)}) and "
         f"{ms(idle_ns)} ms idle{which}{of_kinds}."
     )
+
+
+def _costly_step(head: Headline) -> list[str]:
+    """Return how long a step takes that costs much of all the time, beside medians which do not show it."""
+    steps, usual_ns = head.job_steps, head.step_ns or 0
+    every_ns = sum(each.step_ns for each in steps)
+    longest = max(steps, key=lambda each: each.step_ns, default=None)
+    more_ns = longest.step_ns - usual_ns if longest else 0
+    if head.window != "step" or longest is None or more_ns < LOSES_MUCH * every_ns:
+        return []
+    much = f"{ms(more_ns)} ms more than the median one, {percent(more_ns / every_ns)} of the time of all steps"
+    return [f"Step {longest.step} takes {ms(longest.step_ns)} ms: {much}."]
 
 
 def _overlapping_ns(analysis: Analysis) -> float | None:
@@ -322,12 +337,15 @@ def _repeated(analysis: Analysis) -> Iterator[str]:
 
 def _sampled(analysis: Analysis) -> Iterator[str]:
     """Yield what the figures are worth where most events of ranks are missing."""
-    if ranks := [info.rank for info in analysis.ranks if info.no_causes_reason == SAMPLED]:
-        yield fill(
-            f"Most events of {rank_list(ranks)} are missing: the calls that are there expose at most so much, as "
-            "compute beside them may be missing, and when a device was idle is not known.",
-            MAX_WIDTH,
-        )
+    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason == SAMPLED]
+    if not ranks:
+        return
+    left_out = "" if set(ranks) & set(analysis.headline.ranks) else "the main figures are of the other ranks alone; "
+    yield fill(
+        f"Most events of {rank_list(ranks)} are missing: {left_out}the calls that are there expose at most so much, as "
+        "compute beside them may be missing, and when a device was idle is not known.",
+        MAX_WIDTH,
+    )
 
 
 def no_communication(analysis: Analysis) -> str:
@@ -448,6 +466,17 @@ def _most_exposed(analysis: Analysis) -> str:
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
 
 
+def _of_pace(analysis: Analysis) -> str:
+    """Return the share of time that is exposed, which GPU-hours are of, where that of the job's steps, which are longer
+    than its pace, is another one."""
+    head, cost = analysis.headline, analysis.throughput
+    known = cost is not None and cost.exposed_gpu_hours_a_day is not None
+    if not known or cost is None or cost.exposed_fraction is None or head.exposed_comm_ns is None:
+        return ""
+    apart = abs(cost.exposed_fraction - head.exposed_comm_ns / max(head.step_ns or 0, 1)) >= LEAST_APART
+    return f", and {percent(cost.exposed_fraction)} of the time is exposed" if apart else ""
+
+
 def _lacking(analysis: Analysis) -> Iterator[str]:
     """Yield what a step of the job is longer by than the ranks' own windows, where it is much."""
     head = analysis.headline
@@ -458,7 +487,7 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
         yield longest + ("." if shown == fraction else f"; {fraction} of all windows is exposed.")
         return
     if head.pace_ns is not None:
-        yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms."
+        yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms{_of_pace(analysis)}."
     parts = [(head.start_of_recording_ns or 0, f"before its first {_spans_of(analysis)} span"),
              (head.outside_ns or 0, "as ranks begin and end apart")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):

@@ -59,6 +59,7 @@ WORDS: Final[Mapping[str, str]] = {
     "copied_more_ns": "copied {} more",
     "idle_more_ns": "idle {} longer than its peers",
     "before_first_launch_ns": "{} of that before the first launch of a step",
+    "unrecorded_more_ns": "{} longer before its first recorded span",
     "input_elements_times": "inputs of its operations {} times as large as its peers'",
     "longer_op_ns": "{} more than its peers in one operation",
     "launched_late_ns": "{} in calls that were launched late",
@@ -80,6 +81,7 @@ WORDS: Final[Mapping[str, str]] = {
     "optimizer_times": "kernels of its optimizer take {} times as long as its peers'",
     "since_step": "since step {}",
     "times_since": "compute {} times as long from there on",
+    "times_in_slow_steps": "its kernels {} times as long in the slow steps",
     "in_larger_grids": "{} of its compute in larger grids than its peers'",
     "garbage_collector_ns": "{} more in garbage collection pauses",
     "data_loading_ns": "{} longer between steps (for example data loading)",
@@ -454,6 +456,8 @@ def _cause(straggler: Straggler) -> str:
         words += ", which no other rank has" if evidence.get("range_alone") else ""
     if straggler.paused:
         words += f"; its host alone pauses {straggler.paused}, as one that logs or writes to a tracker does"
+    if straggler.slow_in:
+        words += f"{straggler.slow_in}, and longer than in its other steps"
     if straggler.since and (times := evidence.get("times_since")):
         words += f"{straggler.since} its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):

@@ -85,6 +85,7 @@ def _hours(found: Throughput, head: Headline) -> str:
         for name, hours, price in (
             ("exposed", found.exposed_gpu_hours_a_day, found.exposed_price_a_day),
             ("idle", found.idle_gpu_hours_a_day, found.idle_price_a_day),
+            *_late(found),
             *_copies(found, head),
         )
         if hours is not None
@@ -96,11 +97,21 @@ def _hours(found: Throughput, head: Headline) -> str:
     return f"A day on {devices}{alike}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
 
 
+def _late(found: Throughput) -> list[tuple[str, float | None, float | None]]:
+    """Return what devices idle before their first kernels a day, where ranks begin later than others."""
+    late, hours, rate = found.late_starts, found.late_starts_gpu_hours_a_day, found.price_per_gpu_hour
+    if late is None or hours is None:
+        return []
+    words = f"before the first kernels of ranks that begin late (rank {late.rank} by {ms(late.most_ns)} ms)"
+    return [(words, hours, None if rate is None else hours * rate)]
+
+
 def _copies(found: Throughput, head: Headline) -> list[tuple[str, float, float | None]]:
     """Return what copies alone cost a day, where that is more than either other loss, and worth naming."""
     steps = [each for each in head.job_steps if each.step not in found.cut_short]
     copied_ns = sum(each.copy_only_ns or 0 for each in steps)
-    own_ns = sum(each.step_ns - each.start_of_recording_ns - each.outside_ns for each in steps)
+    late_ns = 0 if found.late_starts is None else found.late_starts.mean_ns
+    own_ns = sum(each.step_ns - each.start_of_recording_ns - each.outside_ns for each in steps) + late_ns
     idle, exposed = found.idle_gpu_hours_a_day, found.exposed_gpu_hours_a_day or 0.0
     if idle is None or found.repeated is not None or copied_ns < WORTH_COPIES * own_ns or not own_ns:
         return []

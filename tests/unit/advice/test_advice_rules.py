@@ -877,7 +877,7 @@ def test_the_largest_loss_stands_first_whatever_is_known_of_its_gain() -> None:
         ("kineto/v100_rank1of2_2020_allreduces.json.gz", ["flatten_gradients", "launch_bound"]),
         ("kineto/sampled_pair", []),
         ("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz", ["exposed_communication"]),
-        ("kineto/tracelens_mi210_gpu_only.json.gz", ["launch_bound"]),
+        ("kineto/tracelens_mi210_gpu_only.json.gz", ["device_copies", "launch_bound"]),
         ("kineto/kineto_tb_resnet50_nw0_pt1.8.pt.trace.json.gz", ["data_loading", "launch_bound"]),
         ("gloo_torch2.13", ["exposed_communication", "communication_copies"]),
         ("ascend/msinsight_text_level0", ["launch_bound", "little_compute"]),

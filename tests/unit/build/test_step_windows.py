@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.per_rank.steps import BEGINS_ALIKE, StepWindow, step_windows, whole_windows
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.property.examples import examples
 from tests.support.builders import EPOCH_NS, Recording, Span, Step, timeline
+from tests.support.rank_rows import rank_timeline
 
 TWO_STEPS = (Step(step=1, start=100, end=200), Step(step=2, start=200, end=300))
 LAUNCHED_BY_BOTH = (
@@ -59,6 +60,32 @@ def test_a_step_has_the_window_of_its_definition(made, windows):
     assert windows_of(**made) == windows
 
 
+FORWARD = [f"forward {at}" for at in range(BEGINS_ALIKE)]
+
+
+@pytest.mark.parametrize(
+    ("names", "launch", "ends"),
+    [
+        pytest.param(FORWARD, 300, 390, id="as the marked ones begin"),
+        pytest.param(FORWARD[1:], 300, 358, id="with fewer kernels"),
+        pytest.param(["adam", *FORWARD], 300, 358, id="after other work"),
+        pytest.param(FORWARD, 299, 358, id="launched in the step itself"),
+    ],
+)
+def test_the_last_marked_step_ends_where_an_unmarked_one_begins(names, launch, ends):
+    """Steps 1 and 2 run eight kernels of 1 ns from 150 and 350 on; what no mark holds begins at 390."""
+    work = [
+        {"name": name, "start_ns": begin + at, "end_ns": begin + at + 1, "launch_ns": at_launch, "step": step}
+        for begin, at_launch, step, own in ((150, 110, 1, FORWARD), (350, 210, 2, FORWARD), (390, launch, None, names))
+        for at, name in enumerate(own)
+    ]
+    steps = [{"step": 1, "start_ns": 100, "end_ns": 200}, {"step": 2, "start_ns": 200, "end_ns": 300}]
+    made = rank_timeline(work=work, steps=steps, recordings=[{"start_ns": 0, "end_ns": 500}])
+    first, last = step_windows(made)
+    assert (first.window, first.unmarked_follows) == ((150, 350), False)
+    assert (last.window, last.ended_ns, last.unmarked_follows) == ((350, ends), 358, ends == 390)
+
+
 @pytest.mark.parametrize(("has_device", "windows"), [(True, [(50, 60), (550, 575)]), (False, [(40, 70), (540, 570)])])
 def test_equal_step_numbers_in_two_recordings_keep_apart(has_device, windows):
     made = timeline(
@@ -67,9 +94,9 @@ def test_equal_step_numbers_in_two_recordings_keep_apart(has_device, windows):
         recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
         has_device=has_device,
     )
-    marks = (40, 540) if has_device else (None, None)
+    marks, ends = ((40, 540), (60, 575)) if has_device else ((None, None), (None, None))
     assert step_windows(made) == [
-        StepWindow(step=7, recording=at, window=window, complete=True, begun_ns=marks[at])
+        StepWindow(step=7, recording=at, window=window, complete=True, begun_ns=marks[at], ended_ns=ends[at])
         for at, window in enumerate(windows)
     ]
 
@@ -214,6 +241,7 @@ def defined(spans: list[Span], steps: list[Step], recordings: list[Recording], *
                 StepWindow(
                     step=step.step, recording=place, window=window, complete=not cut and not lost,
                     begun_ns=step.start if has_device else None,
+                    ended_ns=last if has_device and window else None,
                 )
             )  # fmt: skip
     return found

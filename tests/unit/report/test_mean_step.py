@@ -95,6 +95,17 @@ def test_overlapping_steps_take_the_mean_of_what_each_rank_takes() -> None:
     assert not any("own window" in line for line in others)
 
 
+@pytest.mark.parametrize(("share", "words"), [(0.5, ", and 50.0 % of the time is exposed."), (0.29, ".")])
+def test_beside_the_pace_of_overlapping_steps_stands_the_share_that_hours_are_of(share: float, words: str) -> None:
+    """Of steps of 105 ms, which begin every 96 ms, 30 are exposed: 28.6 %."""
+    analysis = with_lengths((100, 100, 100), (90, 96, 102), (105, 105, 105))
+    analysis = replace(analysis, headline=replace(analysis.headline, pace_ns=96 * MS))
+    given = on_device(
+        analysis, steps=3, time_ns=300 * MS, exposed_fraction=share, exposed_gpu_hours_a_day=share * 48, cut_short=[]
+    )
+    assert f"the job begins one every 96.000 ms{words}" in sentence(given).replace("\n", " ")
+
+
 @pytest.mark.parametrize("lengths", [(100, 100, 100, 100), (100, 100, 400, 400)])
 def test_hours_of_what_a_step_saves_are_of_the_mean_step(lengths: Sequence[int]) -> None:
     given = on_device(with_lengths(lengths, lengths, lengths), saving("step", 10 * MS))
@@ -216,3 +227,23 @@ def test_steps_of_one_kind_have_medians() -> None:
     analysis = with_lengths((100, 102, 101, 99), (100, 102, 101, 99), (100, 102, 101, 99))
     assert not sentence(analysis).startswith("In the mean")
     assert any(line.startswith("rank 0 median of 4 steps") for line in render(analysis).splitlines())
+
+
+def test_one_pause_that_makes_two_steps_of_the_job_long_makes_no_kinds() -> None:
+    """Rank 0 pauses in its third step, rank 1 waits for it in its fourth: each has one long step."""
+    analysis = with_lengths((100, 100, 150, 100, 100), (100, 100, 100, 150, 100), (100, 100, 150, 150, 100))
+    assert not any("others" in line for line in sentence(replace(analysis, throughput=None)).splitlines())
+    both = with_lengths((100, 100, 150, 150, 100), (100, 100, 150, 150, 100), (100, 100, 150, 150, 100))
+    assert "3 steps take 100.000 ms, 2 others 150.000 ms" in sentence(replace(both, throughput=None))
+
+
+@pytest.mark.parametrize(("last_ms", "said"), [(160, True), (130, False)])
+def test_a_step_that_takes_much_of_the_time_is_said_beside_medians(last_ms: int, *, said: bool) -> None:
+    """60 of 460 ms, or 30 of 430."""
+    lengths = (100, 100, 100, last_ms)
+    analysis = replace(with_lengths(lengths, lengths, lengths), throughput=None)
+    takes = f"Step {analysis.headline.job_steps[-1].step} takes "
+    line = f"{takes}160.000 ms: 60.000 ms more than the median one, 13.0 % of the time of all steps."
+    shown = sentence(analysis).splitlines()
+    assert (line in shown) is said
+    assert any(each.startswith(takes) for each in shown) is said

@@ -2,15 +2,17 @@
 either, with what as many such devices of one host reach elsewhere.
 
 Only matched calls are compared, since their transfer time is known, and only groups placed like the benchmark's ranks:
-neighbouring ranks, or the whole job. Between two measured sizes the curve is interpolated on logarithmic axes; sizes
-above the largest use its value, sizes below the smallest are not compared.
+neighbouring ranks on as few hosts as can be, or the whole job, which alone is compared with a curve that does not say
+of how many ranks it is: a part of a machine may reach less, or more, than all of it. Between two measured sizes the
+curve is interpolated on logarithmic axes; sizes above the largest use its value, sizes below the smallest are not
+compared.
 """
 
 import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
-from overlapscope.analysis.common.one_host import are_on_one_host
+from overlapscope.analysis.common.one_host import are_on_one_host, device_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.timeline.columns import NONE, or_none, size
 from overlapscope.timeline.facts import Facts
@@ -77,7 +79,7 @@ def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts
     against = [
         held
         for (op, group, ranks, volume), kinds in _compared(run, rows).items()
-        if (possible := _possible(run, curves, links, op, ranks, volume)) is not None
+        if (possible := _possible(run, _curves_for(run, curves, ranks), links, op, ranks, volume)) is not None
         and (held := _Against(op=op, group=group, ranks=ranks, volume=volume, kinds=kinds, possible=possible)).calls
         >= MIN_CALLS
     ]
@@ -166,12 +168,36 @@ def _from_to(values: Sequence[float], unit: str) -> str:
 
 
 def _groups_of_one_host(run: Run) -> set[str | None]:
-    """Return the groups whose ranks are all on one host, and None, for calls without a group, where the job's are."""
+    """Return the groups that are all of one host, as far as sources show it, and None, for calls without a group, where
+    the job is."""
     hosts = ranks_of_hosts(run)
     members: dict[str | None, Sequence[int]] = {group.name: group.ranks for group in run.groups if group.ranks}
     members[None] = range(run.world_size or 0)
-    of_host = {each: are_on_one_host(run, hosts, each) for each in {tuple(each) for each in members.values()}}
+    of_host = {
+        each: are_on_one_host(run, hosts, each) and not _is_part_of_host(run, hosts, each)
+        for each in {tuple(each) for each in members.values()}
+    }
     return {name for name, each in members.items() if of_host[tuple(each)]}
+
+
+def _is_part_of_host(run: Run, hosts: Mapping[str, Collection[int]], members: Sequence[int]) -> bool:
+    """Return whether a host of these ranks is known to have more devices: other ranks use them, or numbers go on."""
+    others = any({*members} & {*ranks} and {*ranks} - {*members} for ranks in hosts.values())
+    numbers = [device_of(run.ranks[rank]) for rank in members if rank in run.ranks]
+    return others or any(each is not None and each.isdecimal() and int(each) >= len(members) for each in numbers)
+
+
+def _are_spread(hosts: Mapping[str, Collection[int]], members: Sequence[int]) -> bool:
+    """Return whether ranks are known to be on more hosts than they need, a part of each."""
+    theirs = [{*ranks} & {*members} for ranks in hosts.values()]
+    most = max(map(len, hosts.values()), default=1)
+    known = sum(map(len, theirs)) == len(members)
+    return known and sum(map(bool, theirs)) > math.ceil(len(members) / most)
+
+
+def _curves_for(run: Run, curves: Sequence[BandwidthCurve], ranks: int) -> list[BandwidthCurve]:
+    """Return the curves for groups of so many ranks: of a part of the job those that say so."""
+    return [each for each in curves if each.ranks == ranks or (each.ranks is None and ranks == run.world_size)]
 
 
 def _possible(
@@ -215,7 +241,9 @@ def _held_against(
             f"{worst.possible[0]:.3g} GB/s ({worst.possible[1]})"
         )
     else:
-        of_table = ", ".join(sorted({"any number" if each.ranks is None else str(each.ranks) for each in curves}))
+        of_table = ", ".join(
+            sorted({"an unknown number of" if each.ranks is None else str(each.ranks) for each in curves})
+        )
         of_run = ", ".join(map(str, sorted({each.group_size for each in rows if each.group_size}))) or "?"
         title = (
             f"no collective could be compared with the reference table: it is for {of_table} ranks, the groups "
@@ -265,15 +293,15 @@ def curves_of(facts: Facts) -> Iterator[BandwidthCurve]:
 def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None, int, int], list[CollectiveRow]]:
     """Return the matched rows of comparable groups, grouped by (operation, group, ranks, size)."""
     members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
+    hosts = ranks_of_hosts(run)
     found: dict[tuple[str, str | None, int, int], list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         if row.estimate != "matched" or not row.busbw_gbs or not row.group_size or (row.bytes or 0) < MIN_BYTES:
             continue
         ranks = members.get(row.group or "")
-        cross_rank = (
-            len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
-        )
-        if cross_rank:
+        is_job = row.group_size == run.world_size
+        neighbours = len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else is_job
+        if neighbours and (is_job or not _are_spread(hosts, ranks or ())):
             found[row.op, row.group, row.group_size, row.bytes or 0].append(row)
     return found
 

@@ -3,6 +3,7 @@
 import pytest
 
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import US, Kernel, Range, Sent
 from tests.unit.advice.test_advice_rules import always, fired
@@ -100,3 +101,42 @@ def test_a_compiler_could_fuse_copies_and_casts_too() -> None:
         assert advised.title.startswith("Try torch.compile: elementwise kernels and copies take 0.12 ms of a 1 ms step")
         assert (advised.evidence["copies_ns"], advised.evidence["kernels"]) == (80 * US, 2)
     assert "unfused_elementwise" not in fired(copying(took_us=80, add_us=40, inside="anything"))
+
+
+COPIED = "void at::native::{}<128, 4, at::native::{}<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>>"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "counts"),
+    [
+        (COPIED.format("elementwise_kernel", "gpu_kernel_impl_nocast"), None, True),
+        (COPIED.format("elementwise_kernel_manual_unroll", "gpu_kernel_impl_nocast"), None, True),
+        ("batched_transpose_16x64_pack_1x4_ediv_1x2_half", None, True),
+        ("transpose_CNHW2NCHW_V2_2D_WG_off64", None, True),
+        (COPIED.format("elementwise_kernel", "gpu_kernel_impl"), None, False),
+        (COPIED.format("vectorized_elementwise_kernel", "gpu_kernel_impl_nocast"), None, False),
+        (COPIED.format("elementwise_kernel", "gpu_kernel_impl_nocast"), "aten::mm", False),
+        ("__amd_rocclr_copyBuffer", None, False),
+    ],
+    ids=["by its name", "of ROCm", "of MIOpen", "of MIOpen, named by layouts", "a cast", "no other layout",
+         "its operation is known", "to or from what is not known"],
+)  # fmt: skip
+def test_where_no_operation_was_recorded_copies_to_another_layout_are_known_by_name(
+    name: str, op: str | None, *, counts: bool
+) -> None:
+    """As in traces of rocprof: 120 us of copies, and 40 of additions, of a step of 1 ms."""
+    run = copying(took_us=120, add_us=40, inside="nothing", name=name)
+    for timeline in run.ranks.values():
+        host_op, computes = timeline.spans.host_op, timeline.spans.kind == COMPUTE
+        host_op[computes] = -1 if op is None else timeline.names.index(op)
+    advised = fired(run)
+    assert "unfused_elementwise" not in advised, "copies are none"
+    assert ("device_copies" in advised) == counts
+    if counts:
+        found = advised["device_copies"]
+        assert found.title == (
+            "Copy less on the device: 1 copies a step take 0.12 ms of a 1 ms step (12.0 %), to another layout, as the "
+            "names of their kernels say"
+        )
+        assert (found.gain_high_ns, found.evidence["operations"]) == (122 * US, [])
+        assert "for the optimizer, gradients or communication" in found.assumed[1]

@@ -5,9 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlapscope.advice.advise import by_rules
+from overlapscope.advice.compute import recomputation as rule
 from overlapscope.advice.compute.recomputation import recomputation
+from overlapscope.advice.model_parallel import MADE_AGAIN
+from overlapscope.advice.order import ranked
+from overlapscope.advice.rule_input import AGAIN_NS, RuleInput
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.run import RankTimeline
 from tests.support.step_cases import US, Item, Kernel, Sent, made
+from tests.unit.advice.test_advice_rules import always
 from tests.unit.advice.test_exposed_calls import looked_at
 from tests.unit.advice.test_stream_copies import unmarked
 
@@ -42,7 +49,9 @@ def test_it_is_said_how_often_attention_runs_and_how_long_a_forward_pass_takes()
     )
     assert each.gain_high_ns is each.loss_ns is None, "whether memory holds more is not known"
     assert each.verdict == "trial"
-    assert msgspec.json.encode(each.evidence) == b'{"forward_kernels":8.0,"forward_ns":120000,"exposed_ns":0}'
+    assert msgspec.json.encode(each.evidence) == (
+        b'{"forward_kernels":8.0,"forward_ns":120000,"exposed_ns":0,"again_ns":60000}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,9 @@ def test_a_recording_that_is_cut_within_a_step_shows_it_by_what_backward_follows
     assert found is not None
     layers, forward = order.count("B"), order.count("F")
     assert found.per == "recording"
+    again_ns = found.evidence.pop(AGAIN_NS)
     assert found.evidence == {"forward_kernels": forward, "forward_ns": layers * 30 * US, "exposed_ns": 0}
+    assert again_ns == layers * 15 * US, "as only attention was recorded"
     assert f"forward {forward} times a recording and backward {layers} times" in found.title
 
 
@@ -139,3 +150,59 @@ def test_exposed_calls_of_a_forward_pass_are_said_to_be_made_again() -> None:
     found = cut("FB" * 2 + PASS[:8], sent=True)
     assert found is not None
     assert found.title.endswith("up to about as long, with up to 0.04 ms of exposed communication")
+
+
+def layered(again: tuple[str, ...]) -> Recommendation | None:
+    """Return what is recommended for four layers, each of 5 us of `norm`, 10 of attention and 15 of `mlp` in forward,
+    of which `again` run before backward, and `norm_bwd` after it."""
+    took = {FORWARD: 10, "norm": 5, "mlp": 15, BACKWARD: 20, "norm_bwd": 10}
+    forward, once_more = ("norm", FORWARD, "mlp"), (*again, BACKWARD, "norm_bwd")
+
+    def step(_: int) -> list[Item]:
+        kernels: list[Item] = []
+        at = 0
+        for name in forward * 4 + once_more * 4:
+            kernels.append(Kernel(start=at, end=at + took[name], name=name))
+            at += took[name]
+        return [*kernels, Kernel(start=950, end=990), Sent(start=980, end=995)]
+
+    return recomputation(looked_at(made(step)))
+
+
+@pytest.mark.parametrize(
+    ("again", "again_us"),
+    [
+        pytest.param(("norm", FORWARD, "mlp"), 4 * 30, id="whole layers"),
+        pytest.param((FORWARD,), 4 * 10, id="attention alone"),
+    ],
+)
+def test_what_runs_again_is_known_by_names(again: tuple[str, ...], again_us: int) -> None:
+    found = layered(again)
+    assert found is not None
+    assert (found.evidence["forward_ns"], found.evidence[AGAIN_NS]) == (4 * 30 * US, again_us * US)
+
+
+@pytest.mark.parametrize(("exposed_us", "first"), [(29, "recomputation"), (31, "exposed_communication")])
+def test_half_of_it_counts_in_the_order_of_losses(exposed_us: int, first: str) -> None:
+    """Of 60 us."""
+    own = found()
+    assert own is not None
+    other = msgspec.structs.replace(own, id="exposed_communication", loss_ns=exposed_us * US, evidence={})
+    assert ranked([other, own])[0].id == first
+
+
+def test_kernels_are_looked_through_once_beside_calls_that_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [FORWARD] * 5 + [BACKWARD, FORWARD] * 3 + [BACKWARD]
+    kernels = [Kernel(start=20 * at, end=20 * at + 15, name=name) for at, name in enumerate(names)]
+    run = always(*kernels, Kernel(start=500, end=990), Sent(start=301, end=500, launch=1, dimension="tensor"))
+    given, seen = looked_at(run), list[int]()
+    original = rule._recomputed
+
+    def counted(given: RuleInput, timeline: RankTimeline) -> object:
+        seen.append(timeline.rank)
+        return original(given, timeline)
+
+    monkeypatch.setattr(rule, "_recomputed", counted)
+    found = {each.id: each for each in by_rules(run, given.analysis, given.cross_rank)}
+    assert MADE_AGAIN in found["tensor_parallel"].assumed
+    assert sorted(seen) == sorted(run.ranks)

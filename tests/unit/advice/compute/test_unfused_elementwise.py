@@ -10,7 +10,6 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.kernel_families import OTHER, family_of, family_times
 from overlapscope.analysis.per_rank.kernels import KernelTotals
-from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import US, Kernel, Range, Sent
 from tests.unit.advice.test_advice_rules import always, fired
@@ -84,34 +83,6 @@ def test_elementwise_kernels_are_to_be_compiled_without_a_gain() -> None:
     )
     assert (found.verdict, found.predicted_gain_ns, found.gain_high_ns) == ("trial", None, None)
     assert found.evidence == {"elementwise_ns": 150 * US, "kernels": 1, "copies_ns": 0}
-
-
-COPIED = "void at::native::{}<128, 4, at::native::{}<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>>"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "how", "op", "counts"),
-    [
-        ("elementwise_kernel", "gpu_kernel_impl_nocast", None, True),
-        ("elementwise_kernel", "gpu_kernel_impl", None, False),
-        ("vectorized_elementwise_kernel", "gpu_kernel_impl_nocast", None, False),
-        ("elementwise_kernel", "gpu_kernel_impl_nocast", "aten::mm", False),
-    ],
-    ids=["by its name", "a cast", "no other layout", "its operation is known"],
-)
-def test_copies_to_another_layout_count_by_name_where_no_operation_was_recorded(
-    kernel: str, how: str, op: str | None, *, counts: bool
-) -> None:
-    run = computing(name=COPIED.format(kernel, how))
-    for timeline in run.ranks.values():
-        host_op = timeline.spans.host_op
-        computes = timeline.spans.kind == COMPUTE
-        host_op[computes] = -1 if op is None else timeline.names.index(op)
-    assert ("unfused_elementwise" in fired(run)) == counts
-    if counts:
-        assert "(15.0 %; kernels: 1, of which copies to another layout, by their names: 1, 0.15 ms)" in (
-            fired(run)["unfused_elementwise"].title
-        )
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,22 @@ def test_a_step_that_is_longer_by_what_may_be_the_stop_of_the_recorder_is_no_odd
 
 
 @pytest.mark.parametrize(
+    ("led_ms", "compute_ms", "found"),
+    [
+        (99, 80, True),  # of 200 ms more
+        (100, 80, False),
+        (100, 180, True),  # it computes for half of it
+        (100, 179, False),
+    ],
+)
+def test_a_last_step_in_which_a_rank_pays_its_lead_is_no_odd_one(led_ms: int, compute_ms: int, *, found: bool) -> None:
+    *before, last = rank_with(7)
+    ranks = {0: [*before, (last[0], last[1], last[2], compute_ms * MS, last[4])], 1: rank_with(None)}
+    each = outlier_steps(ranks, dict.fromkeys(ranks, "trace"), led_ns={(0, 7): led_ms * MS})
+    assert [finding.id for finding in each] == ["odd_step:window_ns:rank0:step7"] * found
+
+
+@pytest.mark.parametrize(
     ("step_ms", "idle_ms", "found"),
     [
         ((149, 97, 196, 61), (3, 2, 134, 6), ["odd_step:idle_ns:rank0:step2"]),  # its length is nothing special

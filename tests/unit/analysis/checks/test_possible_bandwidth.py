@@ -256,10 +256,18 @@ def test_so_are_those_of_a_group_that_has_all_devices_of_one_host_of_several(sec
 
 @pytest.mark.parametrize(
     "run",
-    [of_two_hosts(numbers=4), of_two_hosts(4), of_two_hosts(second_host=12), of_two_hosts(numbers=16)],
-    ids=["numbers repeat", "neighbours on two hosts", "names of two hosts", "other numbers"],
-)
-def test_a_group_that_may_lie_on_several_hosts_is_not_compared(run: Run):
+    [
+        of_two_hosts(numbers=4),
+        of_two_hosts(4),
+        of_two_hosts(second_host=12),
+        of_two_hosts(numbers=16),
+        of_two_hosts(second_host=16),
+        of_two_hosts(numbers=16, second_host=8),
+    ],
+    ids=["numbers repeat", "neighbours on two hosts", "names of two hosts", "other numbers",
+         "another part of the host by name", "numbers of more devices by name"],
+)  # fmt: skip
+def test_a_group_that_may_lie_on_several_hosts_or_on_a_part_of_one_is_not_compared(run: Run):
     assert below_others(run) == []
 
 
@@ -276,3 +284,21 @@ def test_where_the_fastest_of_like_calls_are_fast_the_links_are():
 
 def test_a_table_that_is_given_takes_the_place_of_other_machines():
     assert below_others(on_h100(running_at(100)), reference_bandwidths("8xmi300x")) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second_host", "counts"),
+    [(8, 8, True), (4, 8, False), (8, 12, False), (8, None, True)],
+    ids=["all of a host", "half of either host", "two hosts where one has room", "unknown hosts"],
+)
+def test_a_group_on_parts_of_more_hosts_than_it_needs_is_not_compared_with_a_table(
+    first: int, second_host: int | None, *, counts: bool
+) -> None:
+    table = measured([("all_gather", 8, 64 * MIB, 300.0)])
+    assert bool(said(of_two_hosts(first, second_host=second_host), table)) == counts
+
+
+def test_a_table_that_does_not_say_of_how_many_ranks_it_is_is_for_the_whole_job() -> None:
+    table = measured([("all_gather", None, 64 * MIB, 300.0)])
+    assert said(running_at(100, op="all_gather"), table)
+    assert said(of_two_hosts(), table) == []

@@ -2,9 +2,9 @@
 
 import pytest
 
-from overlapscope.analysis.checks.recorder_stops import idle_at_stops
+from overlapscope.analysis.checks.recorder_stops import idle_at_stops, leads_at_stops
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.run import Run
 from tests.support.rank_rows import Row, rank_timeline
@@ -45,3 +45,23 @@ def test_the_end_of_the_last_step_is_compared_with_those_before(
     run = Run(world_size=1, ranks={0: timeline})
     windows = {0: step_windows(timeline)}
     assert idle_at_stops(run, {0: Coverage.of(timeline.spans)}, windows) == found
+
+
+@pytest.mark.parametrize(
+    ("begins", "found"),
+    [
+        ({0: (0, 90, 180, 270), 1: (5, 105, 205, 305)}, {(0, 3): 30.0}),  # rank 1 began the first step later
+        ({0: (0, 100, 200, 300), 1: (5, 105, 205, 305)}, {}),
+        ({0: (0, 90, 180, 270), 1: (0, 100, 200)}, {}),  # rank 1 has no such step
+        ({0: (0, 90, 180, 270)}, {}),
+        ({0: (0, 90, 180), 1: (0, 90, 200), 2: (0, 90, 230)}, {(0, 2): 50.0, (1, 2): 30.0}),
+    ],
+)
+def test_ranks_lead_the_last_one_by_what_their_steps_before_were_shorter(
+    begins: dict[int, tuple[int, ...]], found: dict[tuple[int, int], float]
+) -> None:
+    windows = {
+        rank: [StepWindow(step=step, recording=0, window=(at, at + 1), complete=True) for step, at in enumerate(own)]
+        for rank, own in begins.items()
+    }
+    assert leads_at_stops(windows) == found

@@ -34,9 +34,10 @@ UNSIZED = {"op": "all_reduce"}
 
 
 def steps_of(
-    lasted_us: Sequence[Sequence[int]], kind: dict[str, Any], *, compute_us: Sequence[int] = ()
+    lasted_us: Sequence[Sequence[int]], kind: dict[str, Any], *, compute_us: Sequence[int] = (), idle_us: int = 0
 ) -> RankTimeline:
-    """Return a rank whose steps make these calls, one after the other, each followed by compute on its stream."""
+    """Return a rank whose steps make these calls, one after the other, each followed by compute on its stream; each
+    step ends with idle time."""
     calls, work, steps, at = [], [], [], 0
     for step, own in enumerate(lasted_us):
         begin, each_us = at, (compute_us[step] if compute_us else 100) // len(own)
@@ -47,6 +48,7 @@ def steps_of(
             at += lasted * US
             work.append({"name": "gemm", "step": step, "start_ns": at, "end_ns": at + each_us * US, "launch_ns": begin})
             at += each_us * US
+        at += idle_us * US
         steps.append({"step": step, "start_ns": begin, "end_ns": at})
     return rank_timeline(0, calls=calls, work=work, steps=steps)
 
@@ -65,6 +67,22 @@ def test_what_calls_of_one_group_and_size_take_longer_than_the_second_shortest_i
     assert (said.evidence["calls_compared"], said.evidence["calls_longer"]) == (6, 2)
     assert "at least 70.2 % of exposed communication (0.146 ms a step)" in said.title
     assert "waiting for ranks that were not recorded, or other traffic on the link" in said.title
+
+
+def test_what_calls_of_a_step_that_is_cut_short_take_longer_is_said_of_that_step() -> None:
+    """The last of four steps lacks its idle time; of its calls five take 60 us instead of 12."""
+    waits = [[12] * 6] * 3 + [[12, *[60] * 5]]
+    said = found(steps_of(waits, KNOWN, compute_us=[600] * 4, idle_us=1_000))
+    assert "longer_than_like" not in said, "in whole steps none is longer"
+    cut = said["longer_in_cut_step"]
+    assert cut.id == "longer_in_cut_step:step3"
+    assert (cut.evidence["longer_ns"], cut.evidence["others_longer_ns"]) == (5 * 48 * US, 0)
+    assert cut.evidence["share_of_exposed"] == pytest.approx(240 / 300)
+    assert cut.evidence["calls_longer"] == 5
+    assert cut.title.startswith("calls of step 3 take at least 0.240 ms longer than the shortest of their like, 80.0 %")
+    assert "waiting for ranks that were not recorded, or other traffic on the link" in cut.title
+    assert not found(steps_of([[12] * 6] * 4, KNOWN, compute_us=[600] * 4, idle_us=1_000))
+    assert "longer_in_cut_step" not in found(steps_of(waits[::-1], KNOWN, compute_us=[600] * 4, idle_us=1_000)), "whole"
 
 
 def test_of_a_thousandth_of_a_step_nothing_is_said() -> None:

@@ -62,6 +62,11 @@ def test_one_sampled_rank_of_two_leaves_the_rules_to_the_other() -> None:
     both = replace(run, ranks={**run.ranks, 1: other}, world_size=2)
     analysis = analyze_with_advice(both)
     assert [info.no_causes_reason for info in analysis.ranks] == [SAMPLED, None]
+    assert analysis.headline.ranks == [1]
+    assert analysis.headline.idle_ns == analysis.ranks[1].whole.idle_ns, "when the other one was idle is not known"
+    shown = " ".join(render(analysis).split())
+    assert "Most events of rank 0 are missing: the main figures are of the other ranks alone;" in shown
+    assert "Idle at most" not in shown
     assert [each.id for each in analysis.recommendations] == ["launch_bound"]
     recommended, reasons = advise(both, analysis)
     assert [each.id for each in recommended] == ["launch_bound"]

@@ -21,6 +21,7 @@ from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
 from tests.support.step_cases import US, Kernel, Sent, made
 from tests.unit.analysis.figures.test_throughput import rank_of
 
@@ -113,6 +114,58 @@ def test_a_step_is_cut_short_if_it_is_shorter_on_half_of_the_ranks(
 
 
 @pytest.mark.parametrize(
+    ("second_us", "lasts_us", "behind_us", "cut"),
+    [
+        pytest.param(12_000, 10_900, (200, 200), [2], id="both end with 2 % of the shorter one"),
+        pytest.param(12_000, 11_000, (200, 300), [2], id="it is as long as the mean of both"),
+        pytest.param(12_000, 11_001, (200, 300), [], id="it is longer: what it lost itself counts"),
+        pytest.param(12_000, 10_900, (199, 900), [], id="one ends with less"),
+        pytest.param(12_000, 10_900, (900, 0), [], id="one paused"),
+        pytest.param(12_500, 10_900, (200, 200), [2], id="they differ by a quarter"),
+        pytest.param(12_501, 10_900, (200, 200), [], id="by more"),
+    ],
+)
+def test_the_last_of_three_steps_is_cut_short_if_both_others_end_behind_their_work(
+    second_us: int, lasts_us: int, behind_us: tuple[int, int], cut: list[int]
+) -> None:
+    """The first lasts 10 ms; the last one, no shorter, has as much time without compute."""
+    begins = [0, 10_000, 10_000 + second_us, 10_000 + second_us + lasts_us]
+    steps = [
+        {
+            0: (
+                StepWindow(step=number, recording=0, window=(begin, end), complete=True, ended_ns=end - behind),
+                Breakdown(window_ns=end - begin, compute_ns=6_000),
+            )
+        }
+        for number, (begin, end, behind) in enumerate(zip(begins, begins[1:], (*behind_us, 0), strict=False))
+    ]
+    assert cut_short(steps, {0: [step[0][0] for step in steps]}, {}) == cut
+
+
+def unmarked_last(ended_ms: int) -> RankTimeline:
+    """Return three steps of which the last one is not marked, each with eight kernels of 1 ms from its begin on; those
+    of the last one end with the recording."""
+    names = [f"forward {at}" for at in range(8)]
+    begins = (0, 20, 40)
+    work = [
+        {"name": name, "step": None if begin == begins[-1] else begin // 20, "launch_ns": EPOCH_NS + begin * MS,
+         "start_ns": EPOCH_NS + (begin + at) * MS, "end_ns": EPOCH_NS + (begin + at + 1) * MS}
+        for begin in begins for at, name in enumerate(names[: ended_ms - begin])
+    ]  # fmt: skip
+    marks = [
+        {"step": at, "start_ns": EPOCH_NS + 20 * at * MS, "end_ns": EPOCH_NS + 20 * (at + 1) * MS} for at in (0, 1)
+    ]
+    return rank_timeline(work=work, steps=marks, basis="trace", lanes=[{}, {}])
+
+
+def test_a_step_that_an_unmarked_one_follows_is_whole() -> None:
+    """Both marked windows last 20 ms, of which 12 idle: without the unmarked one, the second would last 8."""
+    its = found(unmarked_last(48))
+    assert (its.cut_short, its.steps, its.time_ns, its.idle_fraction) == ([], 2, 40 * MS, pytest.approx(0.6))
+    assert found(unmarked_last(47)).cut_short == [1]
+
+
+@pytest.mark.parametrize(
     ("begin_ms", "end_ms", "busy_ms", "cut"),
     [
         pytest.param(20, 34.5, 9, [1], id="its mark ends half of what it lacks after its window"),
@@ -163,6 +216,25 @@ def test_all_but_medians_goes_by_the_step_that_another_one_follows(monkeypatch: 
     )  # fmt: skip
     costed = with_costs(replace(analysis, recommendations=[saves])).recommendations[0]
     assert costed.gpu_hours_a_day == pytest.approx(0.1 * 2 * 24), "of a step of 1,000 us, not of the median of both"
+
+
+def test_the_mean_step_is_one_in_rates_headline_and_hours() -> None:
+    """Steps of 20 and 24 ms, and one of 9 that is cut short: 22 ms in the mean, on the rank and of the job."""
+    saves = Recommendation(
+        id="x", title="", verdict="", predicted_gain_ns=11 * MS, gain_low_ns=None, gain_high_ns=None,
+        confidence="measured", memory_bytes=None, changes_numerics=False, apply={}, verify="",
+    )  # fmt: skip
+    analysis = analyzed(rank_of(0, [(0, 10), (20, 30), (44, 54)], {"tokens": [8, 8, 8]}, device=True))
+    costed = with_costs(replace(analysis, recommendations=[saves]))
+    its = costed.throughput
+    assert its is not None
+    assert its.tokens is not None
+    assert its.tokens.per_second == pytest.approx(8 / 0.022)
+    lengths = [each.step_ns for each in costed.headline.job_steps if each.step not in its.cut_short]
+    assert sum(lengths) / len(lengths) == (its.time_ns or 0) / its.steps == 22 * MS
+    assert costed.recommendations[0].gpu_hours_a_day == pytest.approx(11 / 22 * 24)
+    assert its.exposed_gpu_hours_a_day == pytest.approx(3 / 22 * 24)
+    assert its.idle_gpu_hours_a_day == pytest.approx((11 + 15) / 44 * 24)
 
 
 def test_causes_of_all_steps_and_gpu_hours_are_of_the_same_steps() -> None:
