@@ -15,6 +15,7 @@ from overlapscope.advice.calls.flatten_gradients import flatten_gradients
 from overlapscope.advice.calls.fsdp_units import fsdp_units
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
 from overlapscope.advice.calls.repeated_reductions import repeated_reductions
+from overlapscope.advice.calls.serving_rank import serving_rank
 from overlapscope.advice.calls.sixteen_bit_exchange import sixteen_bit_exchange
 from overlapscope.advice.calls.sixteen_bit_gradients import sixteen_bit_gradients
 from overlapscope.advice.calls.small_collectives import small_collectives
@@ -24,6 +25,7 @@ from overlapscope.advice.compute.recomputation import recomputation
 from overlapscope.advice.compute.sampling_sort import sampling_sort
 from overlapscope.advice.compute.unfused_elementwise import compute_words, loses_elsewhere, unfused_elementwise
 from overlapscope.advice.compute.unfused_optimizer import unfused_optimizer
+from overlapscope.advice.copies.stream_copies import awaited_copies, copies_on_compute_stream
 from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.hosts.blocking_launches import blocking_launches
 from overlapscope.advice.hosts.host_paced import host_paced
@@ -54,7 +56,6 @@ from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.more_micro_batches import more_micro_batches
 from overlapscope.advice.losses.sharded_optimizer import HOST_WAITED_NS, sharded_optimizer
 from overlapscope.advice.losses.standing_still import standing_still
-from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import exchanges_of_experts, expert_parallel, made_again, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
@@ -66,6 +67,7 @@ from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.slower_in_turn import slower_in_turn, uneven_steps
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
+from overlapscope.advice.steps.deciding_rank import with_deciding_bound
 from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
@@ -94,6 +96,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     blocking_calls,
     allocator_churn,
     copies_on_compute_stream,
+    awaited_copies,
     host_copies,
     unfused_optimizer,
     unfused_elementwise,
@@ -120,6 +123,7 @@ RULES: Final[tuple[Rule, ...]] = (
     embedding_tail,
     small_collectives,
     busy_lane,
+    serving_rank,
     interference,
     communication_copies,
     sixteen_bit_gradients,
@@ -213,7 +217,8 @@ def _by_rules(
     found = {each.id: each for each in (*first, cores) if each is not None} | own
     settings = [] if any(map(comes_first, first)) else [rule for rule in RULES if rule not in OF_ONE_RANK]
     of_settings = [each for rule in settings if (each := rule(given)) is not None]
-    found |= {each.id: each for each in (without_waiting(of_settings, given, first) if first else of_settings)}
+    bounded = without_waiting(of_settings, given, first) if first else by_deciding(of_settings, given)
+    found |= {each.id: each for each in bounded}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
@@ -241,6 +246,12 @@ def _by_rules(
 def _sampled(analysis: Analysis) -> list[int]:
     """Return the ranks of which most events are missing: of what is lost with them nothing can be concluded."""
     return [each.rank for each in analysis.ranks if each.no_causes_reason == SAMPLED]
+
+
+def by_deciding(settings: Sequence[Recommendation], given: RuleInput) -> list[Recommendation]:
+    """Return recommendations, those that shorten exposed communication with what the rank that decides how long a step
+    takes is exposed as their bound."""
+    return with_deciding_bound(settings, given, OF_EXPOSED - OF_WAITING)
 
 
 def without_waiting(

@@ -366,14 +366,14 @@ def _removal(
     """Return what removing a straggler's excess gains, with its range over peers, in ns, and per what: a step where
     steps are known; None where no replay says it.
 
-    Where its device became slower in the recording, that is of the steps since; the range holds the mean of all, too.
+    Where its device became slower in the recording, that is of the steps since.
     """
     if straggler is None or straggler.removal_ns is None:
         return None, window
     of_step = straggler.evidence.get(REMOVAL_STEP)
     if window == "step" and of_step:
         middle, low, high = straggler.evidence.get(REMOVAL_SINCE, of_step)
-        return (middle, min(low, of_step[1]), max(high, of_step[2])), "step"
+        return (middle, low, high), "step"
     low, high = straggler.removal_low_ns or 0, straggler.removal_high_ns or 0
     return (straggler.removal_ns, low, high), "recording"
 
@@ -461,7 +461,8 @@ def _title(
     )
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    when = (straggler.since or straggler.slow_in or straggler.late_in) if len(ranks) == 1 else ""
+    when = straggler.since or straggler.alone_in or straggler.slow_in or straggler.late_in
+    when = when if len(ranks) == 1 else ""
     return f"Look at {who}{cause}{when}: w{waiting}"
 
 

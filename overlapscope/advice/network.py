@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.calls.savings import saved_without_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, ms, recommended
+from overlapscope.analysis.common.cause_table import NOTABLE
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import host_of_ranks, ranks_of_hosts
 from overlapscope.analysis.common.one_host import are_on_one_host, device_of
@@ -111,7 +112,8 @@ def asking_for_network(found: Sequence[Recommendation], given: RuleInput) -> lis
     if exposed_ns < MUCH * given.step_ns or not exposed_ns:
         return list(found)
     fast, slow = _busbw_gbs(inside), _busbw_gbs(across)
-    waiting = ", waiting included," * any(row.estimate == "upper_bound" and row.exposed_ns for row in across)
+    unsplit_ns = given.exposed_ns(row for row in across if row.estimate == "upper_bound")
+    waiting = ", waiting included," * (unsplit_ns >= max(NOTABLE * given.exposed_ns(across), 1))
     words = f"calls across hosts take {ms(exposed_ns)}{waiting} of a {given.per} beside which nothing is computed"
     words += "" if slow is None else f", at {slow:.3g} GB/s on the bus"
     words += "" if slow is None or fast is None else f" (within a host {fast:.3g})"

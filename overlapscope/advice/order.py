@@ -19,6 +19,8 @@ from overlapscope.advice.losses.largest_loss import (
 )
 from overlapscope.advice.rule_input import gain_ns, per_step, recomputed_ns
 from overlapscope.advice.shared_cores import comes_first
+from overlapscope.advice.steps.deciding_rank import DECIDING_NS
+from overlapscope.advice.steps.long_steps import LONG_STEPS
 from overlapscope.analysis.result import Analysis, Recommendation
 
 TRIAL_OF_COMPUTE: Final = "unfused_elementwise"
@@ -55,19 +57,24 @@ def moved_ns(found: Sequence[Recommendation], analysis: Analysis) -> dict[str, i
 
     Without devices: exposed communication that lack of cores may explain counts for cores; waiting for several ranks in
     turn, of which some stand still, counts for these. On devices exposed communication counts less by what calls take
-    longer than their like, where launches cost more than the rest; by what the excess of a straggler costs; by gaps
-    between kernels and compute that was not launched yet; and by waits between stages that evening them out addresses.
-    A slow host counts all exposed and idle time, as it may be why; a slow link what it costs in the mean of all steps;
-    a straggler for whom most of the time in collectives is waited more than what would change these.
+    longer than their like, where launches cost more than the rest; by what the excess of a straggler costs, or evening
+    out steps gains, or all but what the rank that decides is exposed; by gaps between kernels and compute that was not
+    launched yet; and by waits between stages that evening them out addresses. A slow host counts all exposed and idle
+    time, as it may be why; a slow link what it costs in the mean of all steps; a straggler for whom most of the time in
+    collectives is waited more than what would change these.
     """
     if not analysis.run.has_device:
         return _moved_to_cores(found, analysis) | _moved_to_still(found)
-    named = next((each for each in found if each.id == "exposed_communication"), None)
+    named = next(
+        (each for each in found if each.id == "exposed_communication" and LONG_STEPS not in each.evidence), None
+    )
     steps = analysis.headline.steps if analysis.headline.window == "step" else 1
     late_ns = late_gain_ns(found, steps) - (0 if named is None else named.evidence.get(LATE_WAITS, 0))
+    if named is not None and DECIDING_NS in named.evidence:
+        late_ns = (named.loss_ns or 0) - named.evidence[DECIDING_NS]
     of_others = longer_beside_launches_ns(analysis, (named and named.loss_ns) or 0) + round(max(late_ns, 0))
     of_others += max(launches_ns(found, analysis), gaps_ns(analysis)) + _of_uneven_stages(found, analysis, steps)
-    moved = {"exposed_communication": -of_others} if of_others else {}
+    moved = {"exposed_communication": -of_others} if named is not None and of_others else {}
     moved |= {each.id: not_computed_ns(analysis) for each in found if each.id == "slow_host"}
     return moved | _moved_to_straggler(found, steps) | _moved_to_link(found, analysis, steps)
 

@@ -9,7 +9,9 @@ from overlapscope.advice.calls.backward_prefetch import OF_FSDP, backward_prefet
 from overlapscope.advice.calls.binding_calls import DIRECTLY_NS
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
@@ -31,13 +33,19 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
     if not given.is_worth(queued):
         return None
     blocked: dict[tuple[_CallKind, _CallKind], int] = defaultdict(int)
+    needed_ns = 0
     for timeline, _ in given.some_at_hand():
         if timeline.has_device:
-            for pair, ns in _blocked(timeline).items():
+            own, own_needed_ns = _blocked(timeline, given)
+            needed_ns += own_needed_ns
+            for pair, ns in own.items():
                 blocked[pair] += ns
     others = {pair: ns for pair, ns in blocked.items() if pair[0] != pair[1]}
-    total = sum(blocked.values())
+    total = sum(blocked.values()) + needed_ns
     if not total or sum(others.values()) < OTHERS * total:
+        return None
+    queued, ahead = (round(ns * (1 - needed_ns / total)) for ns in (queued, ahead))
+    if not given.is_worth(queued):
         return None
     (before, behind), _ = max(others.items(), key=lambda each: each[1])
     if {before[0], behind[0]} == {*OF_FSDP} and before[1] == behind[1] and backward_prefetch(given) is not None:
@@ -67,29 +75,49 @@ def busy_lane(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
+def _blocked(timeline: RankTimeline, given: RuleInput) -> tuple[dict[tuple[_CallKind, _CallKind], int], int]:
     """Return the ns that calls waited in the queue while the call before them on their stream ran, by both kinds (the
-    one that ran first): of calls that begin at its end, as others then still wait for their data."""
+    one that ran first): of calls that begin at its end, as others then still wait for their data. And those of messages
+    which a stream of their own would not let end earlier (`_could_run_beside`), in sum."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
     rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
     if rows.size < 2:
-        return {}
+        return {}, 0
     before, row = rows[:-1], rows[1:]
     same = spans.lane[before] == spans.lane[row]
     waited = spans.end_ns[before] - np.maximum(spans.launch_ns[row], spans.start_ns[before])
     follows = spans.start_ns[row] - spans.end_ns[before] <= DIRECTLY_NS
     chosen = same & follows & (waited > 0)
     first, second = spans.collective[before[chosen]], spans.collective[row[chosen]]
+    waited, free = waited[chosen], _could_run_beside(timeline, given.arrivals[timeline.rank].arrived_ns, first, second)
+    needed_ns = int(waited[~free].sum())
+    first, second, waited = first[free], second[free], waited[free]
     keys = np.stack([calls.op[first], calls.group[first], calls.op[second], calls.group[second]], axis=1)
     kinds, at = np.unique(keys, axis=0, return_inverse=True)
     totals = np.zeros(len(kinds), np.int64)
-    np.add.at(totals, at.ravel(), waited[chosen])
+    np.add.at(totals, at.ravel(), waited)
     name = timeline.name
-    return {
+    by_kinds = {
         ((name(a) or "unknown", name(b)), (name(c) or "unknown", name(d))): total
         for (a, b, c, d), total in zip(kinds.tolist(), totals.tolist(), strict=True)
     }
+    return by_kinds, needed_ns
+
+
+def _could_run_beside(timeline: RankTimeline, arrived_ns: Ints, first: Ints, second: Ints) -> Flags:
+    """Return which calls `second` could have run beside the `first` before them: all but messages.
+
+    A message after one with the same peer may be the answer to it, as that of a server is. One whose peer had not come
+    when its stream was free would have waited for the peer there. Where the peer, or when it came, is not known,
+    nothing says that it could.
+    """
+    calls = timeline.collectives
+    messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)
+    answers = messages[first] & ((calls.peer[first] == calls.peer[second]) | (calls.peer[first] == NONE))
+    came = (arrived_ns[second] != NONE) & (arrived_ns[second] <= calls.start_ns[second] + DIRECTLY_NS)
+    found: Flags = ~messages[second] | ((calls.peer[second] != NONE) & ~answers & came)
+    return found
 
 
 def _label(kind: _CallKind) -> str:

@@ -48,6 +48,8 @@ LONG_NS: Final = 200_000
 """A host that runs ahead launches the next kernel before one of this length ends. A choice: 20 times a launch."""
 LONG_KERNELS: Final = 5
 NEARLY_ALL: Final = 0.9
+MOSTLY_WAITED: Final = 0.5
+"""From this share on that hosts wait for, exposed time is mostly theirs. A choice."""
 AT_ONCE: Final = 0.05
 """Calls of a step whose launches lie within this share of it are launched together. A choice."""
 BOUND: Final = (
@@ -201,6 +203,8 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         return None
     if used == ["fsdp2"] and prefetches_nothing(given):
         return None  # `backward_prefetch` says why
+    if _hosts_wait(given):
+        return None  # `blocking_calls` says so
     waits_ns = backward_waits_ns(given) if given.run_has_device and "ddp" in used and hosts_make_wait(given) else 0.0
     if given.is_worth(waits_ns):
         at_most = min(at_most, waits_ns)
@@ -224,14 +228,23 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     )
 
 
+def _hosts_wait(given: RuleInput) -> bool:
+    """Return whether most exposed time before the last calls of steps, which only the optimizer follows, is of calls
+    that only the host waited for before it launched what follows."""
+    waited_ns = given.cause_ns("host_waited")
+    before_ns = (given.figures.exposed_comm_ns or 0) - given.cause_ns("tail")
+    return given.is_worth(min(waited_ns, given.figures.compute_ns or 0)) and waited_ns > MOSTLY_WAITED * before_ns
+
+
 def _instead(given: RuleInput, used: Sequence[str]) -> dict[str, str]:
     """Return what may keep calls of devices from overlapping, as far as their launches show it."""
     shapes = [launches_of(timeline, given.step_ns) for timeline, _ in given.some_at_hand()]
     found: dict[str, str] = {}
     together = [each.together for each in shapes if each.together is not None]
+    alone = any(each.alone for each in shapes) and not together
     if "ddp" in used:
         lines = [UNUSED] * any(finds_unused_parameters(timeline) for timeline, _ in given.some_at_hand())
-        lines += [(LAST_FIRST if together else ONE_BUCKET)] * all(together)
+        lines += [LAST_FIRST] * (bool(together) and all(together)) + [ONE_BUCKET] * alone
         found |= {"ddp": "\n".join(lines)} if lines else {}
     in_units = "fsdp2" in used and gathers_units(given)
     if "fsdp2" in used and not in_units:
@@ -252,8 +265,10 @@ class _Launches(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the next launch comes only after the end of nearly each long kernel."""
     together: bool | None
     """Whether each step launches all its calls at about one time, and one begins as the other ends: a host that is
-    ahead launches them together, whenever their data are ready. None where a step has one, or launches are not
-    known."""
+    ahead launches them together, whenever their data are ready. None where a step has one, or launches or sizes are
+    not known."""
+    alone: bool
+    """Whether steps have large calls, and no step more than one."""
 
 
 def launches_of(timeline: RankTimeline, step_ns: int) -> _Launches:
@@ -268,7 +283,7 @@ def launches_of(timeline: RankTimeline, step_ns: int) -> _Launches:
     of_steps = [own[calls.step[own] == step] for step in values_in(calls.step[own]).tolist()]
     apart = [_apart_ns(calls, each) for each in of_steps if each.size > 1]
     together = max(apart) <= AT_ONCE * step_ns if apart else None
-    return _Launches(blocking=blocking, together=together)
+    return _Launches(blocking=blocking, together=together, alone=bool(of_steps) and not apart)
 
 
 def _apart_ns(calls: Collectives, rows: Ints) -> int:

@@ -17,7 +17,7 @@ from overlapscope.analysis.checks.links.slower_messages import slower_messages
 from overlapscope.analysis.checks.longer_kernels import longer_kernels
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.odd_ranges import odd_ranges
-from overlapscope.analysis.checks.odd_step_ranges import with_ranges
+from overlapscope.analysis.checks.odd_step_ranges import with_ranges, with_waited_steps
 from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.devices_in_turn import devices_in_turn
@@ -51,6 +51,7 @@ from overlapscope.analysis.job_step.longer_calls import longer_calls
 from overlapscope.analysis.job_step.slower_steps import slower_steps
 from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.pauses.host_collectives import collectives_on_hosts
 from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, other_inputs, same_inputs
@@ -105,7 +106,8 @@ def findings_of(asked: Asked) -> list[Finding]:
     stopped_ns, in_calls_ns = idle_at_stops(run, coverage, step_windows), waits_in_calls(run, asked.cross_rank.splits)
     led_ns = leads_at_stops(step_windows)
     of_times = _of_times(run, not_sampled, shared, stopped_ns, led_ns, in_calls_ns)
-    times = with_ranges(of_times, run, coverage, step_windows)
+    in_range = with_ranges(of_times, run, coverage, step_windows)
+    times = with_waited_steps(in_range, run, asked.cross_rank.splits, step_windows)
     paused = host_pauses(
         run,
         _long_pauses(alone),
@@ -122,6 +124,7 @@ def findings_of(asked: Asked) -> list[Finding]:
         *(slowing or slower_steps(run, asked.head, times)),
         *_of_hosts(run, alone, asked.head.step_ns, [*shared, *still]),
         *paused,
+        *collectives_on_hosts(run, coverage, step_windows, asked.head.step_ns),
         *without_pauses(times, paused, step_windows),
         *(each for each in in_ranges if each.severity == "warning"),
         *unplaced(asked.unclassified, asked.fused, sum(info.whole.compute_ns or 0 for info in asked.ranks)),

@@ -22,6 +22,7 @@ from overlapscope.analysis.graph.answers import CriticalPath, HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.job_step.headline import headline, quiet_steps
+from overlapscope.analysis.job_step.two_kinds import unusual_in_calls
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
@@ -101,7 +102,7 @@ def _analysis(
     )  # fmt: skip
     odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     # Of steps of two kinds those are typical that communicate: the others show nothing of what is lost.
-    odd = odd.union(quiet_steps(head), costs.cut_short)
+    odd = odd.union(quiet_steps(head), unusual_in_calls(head), costs.cut_short)
     path = critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone))
     return Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),

@@ -8,8 +8,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, Steps, long_steps
-from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_FOR_LATE_RANK, NoCauses
+from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, ODD_LENGTH, OTHER_WORK, Steps, long_steps
+from overlapscope.analysis.common.cause_table import (
+    MAY_BE_WAITING,
+    START_OF_RECORDING,
+    WAITS_FOR_LATE_RANK,
+    NoCauses,
+)
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -322,6 +327,19 @@ def has_others(analysis: Analysis) -> bool:
     )
 
 
+def may_wait_shares(analysis: Analysis, causes: Iterable[str]) -> dict[str, float]:
+    """Return which share of each of these causes calls have that are not split into wait and transfer, where
+    these may hold waiting; all of it where that is not known, as in older documents."""
+    if analysis.headline.exposed_wait_ns is not None or not has_others(analysis):
+        return {}
+    found = dict.fromkeys({*MAY_BE_WAITING, "unknown"}.intersection(causes), 1.0)
+    for cause in found:
+        whole = sum(each.whole.causes.get(cause, 0) for each in analysis.ranks)
+        if whole and all(each.unsplit_causes is not None for each in analysis.ranks):
+            found[cause] = sum((each.unsplit_causes or {}).get(cause, 0) for each in analysis.ranks) / whole
+    return found
+
+
 def waits_for_late_ranks(ranks: Iterable[RankInfo]) -> dict[int, int]:
     """Return for how many ns of its whole recording each rank was exposed to waiting for late ones."""
     return {each.rank: late_waits_ns(each.whole) for each in ranks}
@@ -418,7 +436,7 @@ def with_costs(analysis: Analysis) -> Analysis:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         of_ns = _of_a_day_ns(analysis, each.per) if whole or each.per == "step" else None
         share = None if saved_ns is None or not of_ns else saved_ns / of_ns
-        hours, rate = gpu_hours_a_day(share, found.devices or 0), found.price_per_gpu_hour
+        hours, rate = gpu_hours_a_day(share, found.paid_devices or 0), found.price_per_gpu_hour
         price = None if hours is None or rate is None else hours * rate
         recommendations.append(replace(each, gpu_hours_a_day=hours, price_a_day=price))
     return replace(analysis, throughput=found, recommendations=recommendations)
@@ -551,9 +569,14 @@ class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
     """Numbers of these steps."""
     step_ns: float
     exposed_comm_ns: float
-    longer_ns: float
-    """How much longer the outliers took than other steps of their kind, but for waiting, on the rank where that is
-    most, in sum."""
+    longer_of: dict[int, float]
+    """By step, how much longer the outliers took than other steps of their kind, but for waiting, on the rank where
+    that is most."""
+
+    @property
+    def longer_ns(self) -> float:
+        """Return that in sum."""
+        return sum(self.longer_of.values())
 
 
 def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
@@ -571,9 +594,24 @@ def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
 
 
 def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | None:
-    """Return the medians of the other steps where outliers cost the recording more than a loss of each of its steps."""
+    """Return the medians of the other steps where outliers cost the recording more than a loss of each of its steps.
+
+    Steps that do other work than the others, as an evaluation, are no loss: none of these outliers.
+    """
     found = _without_outliers(analysis)
-    return found if found is not None and found.longer_ns > loss_ns * analysis.headline.steps else None
+    if found is None:
+        return None
+    work = {
+        each.evidence["step"]
+        for each in analysis.findings
+        if each.id.startswith(ODD_LENGTH) and OTHER_WORK in each.evidence
+    }
+    lost = replace(
+        found,
+        outliers=[step for step in found.outliers if step not in work],
+        longer_of={step: ns for step, ns in found.longer_of.items() if step not in work},
+    )
+    return lost if lost.longer_ns > loss_ns * analysis.headline.steps else None
 
 
 def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
@@ -597,7 +635,7 @@ def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
         outliers=sorted(outliers),
         step_ns=step_ns,
         exposed_comm_ns=median(each.exposed_comm_ns for each in others),
-        longer_ns=sum(longer.values()),
+        longer_of=longer,
     )
 
 

@@ -71,12 +71,12 @@ def _words(words: str, between: str = "[ _+-]") -> str:
 
 _OURS: Final = _words(
     "a|accumulation|across|activations|after|against|algbw|algobw|algorithm|all|allgather|allocation|allocator"
-    "|allreduce|alltoall|alone|and|any|apart|appeared|archive|as|ascend|attributed|avg|backward|bandwidth|barrier"
+    "|allreduce|alltoall|alone|and|any|apart|appeared|archive|as|ascend|attributed|avg|awaited|backward|bandwidth|barrier"
     "|base|batches|because|before|begins|behind|below|benchmark|between|bit|blame|blocking|both|bound|broadcasts?|bubble"
     r"|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap|cards|causes|chakra|chance"
     "|change|channels|churn|clock|coalesced|collection|collective|collectives|collector|collnet|combines|comm|comms"
     "|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed|computing"
-    "|connections|context|copied|copies|copy|core|cores|cost|count|cpu|critical|cut|damaged|data|database|ddp|deepspeed"
+    "|connections|context|copied|copies|copy|core|cores|cost|count|cpu|critical|cut|damaged|data|database|ddp|deciding|deepspeed"
     "|dependency|desync|device|devices|differ|difference|different|differing|differs|direct|does|dropped|dtype|dump|dumped"
     "|duration|during|effect|efficiency|elapse|elapsed|elements|elementwise|embedding|enqueue|entered|error|events"
     "|excess|exchange|execution|expert|explain|export|exposed|fall|fastest|few|fewer|figures|files|fill|first|flatten"

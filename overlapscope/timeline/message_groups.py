@@ -2,7 +2,8 @@
 
 torch writes the places of both ranks in their group beside such a call (`nccl:send 0->1`), or the ranks themselves are
 known: the group is one that holds them at these places. Where several do, it is the one described as a pipeline, unless
-another is described as of contexts or experts, whose ranks exchange data in such calls, too.
+another is described as of contexts or experts, whose ranks exchange data in such calls, too. Where no group is listed,
+the places are ranks of the job if that fits on all recorded ranks.
 """
 
 import re
@@ -28,14 +29,17 @@ def with_message_groups(
 ) -> tuple[Mapping[int, RankTimeline], tuple[Group, ...]]:
     """Return the ranks with group and peer of their nameless messages where one listed group is meant, and all groups.
 
-    In a job of two ranks of which no group is listed, it is of both. All members with such messages must mean the same
+    Where no group is listed, it is of both ranks of a job of two, and of the job's first ranks where places are these
+    (`_of_first_ranks`). All members with such messages must mean the same
     group: both ends of a message have one name, or none.
     """
     nameless = {rank: rows for rank, each in ranks.items() if (rows := _nameless(each)).any()}
     if not nameless:
         return ranks, groups
-    both = Group(name="ranks [0, 1]", size=2, ranks=(0, 1))
-    listed = (both,) if world_size == 2 and not any(group.ranks for group in groups) else groups
+    listed = groups
+    if not any(group.ranks for group in groups):
+        both = Group(name="ranks [0, 1]", size=2, ranks=(0, 1))
+        listed = (both,) if world_size == 2 else _of_first_ranks({rank: ranks[rank] for rank in nameless})
     meant = {rank: _meant(ranks[rank], rows, listed) for rank, rows in nameless.items()}
     named = {rank: group for rank, group in meant.items() if group is not None and _agree(group, meant)}
     known = {group.name: group for group in (*groups, *named.values())}
@@ -49,6 +53,25 @@ def _nameless(timeline: RankTimeline) -> Flags:
     messages: Flags = rows_named(calls.op, names, SEND_OPS.__contains__) & (calls.group < 0)
     exchanges = rows_named(calls.op, names, "send_recv".__eq__) & (calls.group < 0)
     return messages | exchanges if messages.any() else messages
+
+
+def _of_first_ranks(ranks: Mapping[int, RankTimeline]) -> tuple[Group, ...]:
+    """Return a group of the job's ranks from 0 on in which each of these ranks has its own number as its place, and
+    each message between two of them is stated on both; empty where there is none.
+
+    A group with another rank missing among the first ones gives one of its ranks another place than its number: so all
+    peers are ranks of the job up to the last place of a recorded rank, and a peer beyond it leaves that unknown.
+    """
+    stated = {rank: set(_places(timeline).values()) for rank, timeline in ranks.items()}
+    every = set().union(*stated.values())
+    between = {(op, own, peer) for op, own, peer in every if peer in ranks}
+    mirrored = {("recv" if op == "send" else "send", peer, own) for op, own, peer in between}
+    last = max(stated)
+    if not between or mirrored != between or not all(stated.values()):
+        return ()
+    if any(own != rank for rank, places in stated.items() for _, own, _ in places):
+        return ()
+    return (Group(name=f"ranks 0 to {last}", size=last + 1, ranks=tuple(range(last + 1))),)
 
 
 def _meant(timeline: RankTimeline, rows: Flags, groups: Sequence[Group]) -> Group | None:

@@ -37,6 +37,9 @@ OTHER_RATES: Final = 1.5
 """Steps whose rates differ so many times have no rate in common. A choice: no figure of both is right of either."""
 SAME_RATE: Final = 1.05
 """Rates of operations that differ by less are one. A choice: short waits of each call make as much."""
+SPREAD: Final = 1.1
+"""Calls of one operation have no one rate where the faster ones are so many times as fast as the slower ones. A choice:
+twice what those of operations may differ by."""
 SIZED: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Operations whose members send as much each, so that a size and a time give a rate."""
 SOCKET_BYTES: Final = 10_000_000
@@ -230,7 +233,8 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     waiting; None where nothing shows it.
 
     It is that of the operation whose calls are slowest, in the median, and that of the fastest, which short waits lower
-    least: the latter twice where they differ by less than `SAME_RATE`.
+    least: the latter twice where they differ by less than `SAME_RATE`. Of the operation that most exposed time is of it
+    is that of its slower and its faster calls, where these differ by `SPREAD`.
 
     It is shown where nearly all exposed time, and nearly all time in calls, is of large calls at one bandwidth,
     although their bytes differ (`waits_little`), with which no waiting grows, and so does the compute before them for
@@ -255,7 +259,7 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
         return None
     follows = _spread(bus[alike]) >= OTHER_SIZES or waits_little(op[alike], bus[alike], rate[alike])
     follows &= _spread(computed[alike] / bus[alike]) >= OTHER_SIZES
-    return _of_ops(op[alike], rate[alike]) if follows else None
+    return _of_ops(op[alike], rate[alike], exposed[alike]) if follows else None
 
 
 def waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats, fewest: int = LIKE_CALLS) -> bool:
@@ -273,12 +277,16 @@ def waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats, fewest: int = LI
     return larger > faster and larger * (faster - 1) <= MOST_IN_EACH * (larger - faster)
 
 
-def _of_ops(op: Ints, rate_gbs: Floats) -> tuple[float, float]:
-    """Return the median rate of the slowest and of the fastest operation, of those with enough calls; the latter twice
+def _of_ops(op: Ints, rate_gbs: Floats, exposed_ns: Ints) -> tuple[float, float]:
+    """Return the median rate of the slowest and of the fastest operation, of those with enough calls and the one that
+    most exposed time is of, which counts with its slower and its faster calls where these differ; the latter twice
     where they are about one."""
-    many = np.flatnonzero(np.bincount(op) >= LIKE_CALLS).tolist()
-    medians = [float(np.median(rate_gbs[op == each])) for each in many] or [float(np.median(rate_gbs))]
-    low, high = min(medians), max(medians)
+    most = int(np.bincount(op, exposed_ns).argmax())
+    many = {*np.flatnonzero(np.bincount(op) >= LIKE_CALLS).tolist(), most}
+    rates = [float(np.median(rate_gbs[op == each])) for each in many]
+    if _spread(rate_gbs[op == most]) >= SPREAD:
+        rates += np.quantile(rate_gbs[op == most], [FEW, 1 - FEW], method="nearest").tolist()
+    low, high = min(rates), max(rates)
     return (low, high) if high > SAME_RATE * low else (high, high)
 
 

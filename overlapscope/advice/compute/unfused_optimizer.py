@@ -2,6 +2,7 @@
 parameters, with many small kernels for each."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 
 from overlapscope.advice.job_kind import FUSABLE, FUSED
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, time_of, window_of
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import ELEMENTWISE, NOT_AN_UPDATE, family_of
@@ -37,8 +39,8 @@ NEARLY_ALL: Final = 0.8
 PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
 """Least reads and writes of each element: parameter, gradient, and what the optimizer keeps (SGD without momentum)."""
 NOT_SAVED: Final = 1 / 3
-"""Least share of a fused one's reads and writes in those of `foreach`: Adam with decay makes 7 where its nine
-operations make about 21; the others save less."""
+"""Share of a fused one's reads and writes in those of `foreach`, where bytes are not known: Adam with decay makes 7
+where its nine operations make about 21; the others save less. No floor: a fused one may reach a higher bandwidth."""
 SHORT_NS: Final = 5_000
 """What a kernel takes that hardly reads or writes: a fused one saves it, too. A choice."""
 SENDS_PARAMETERS: Final = ("all_gather", "broadcast", "reduce_scatter")
@@ -46,14 +48,15 @@ SENDS_PARAMETERS: Final = ("all_gather", "broadcast", "reduce_scatter")
 CAPTURABLE: Final = ("Adam", "AdamW")
 """Optimizers of `FUSABLE` that a CUDA graph holds only with `capturable=True`."""
 
-AT_LEAST: Final = (
-    "that a fused one takes as long as its bytes need where they are known, and a third as long as these kernels, at "
-    "least: the gain is an upper bound"
+BY_BYTES: Final = "that a fused one takes as long as its bytes need, at least: the gain is an upper bound"
+AS_BYTES: Final = "that a fused one takes as long as its bytes need"
+A_THIRD: Final = (
+    "that a fused one takes a third as long as these kernels, beyond what each takes at least, as the bytes of an "
+    "update are not known: it may save more or less"
 )
-NOTHING: Final = (
-    "that a fused one takes no time at all, as the bytes of an update are not known: the gain is an upper bound, and "
-    "less is likely"
-)
+NOTHING: Final = "that a fused one takes hardly any time, as the bytes of an update are not known: less may be saved"
+LAUNCHES: Final = "where launches of the host decide how long a step takes, it saves more, as it needs few of them"
+"""Of a loop: what its launches take vanishes, too, so that what its kernels take is no bound."""
 
 
 class _Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,8 @@ class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     """While its kernels ran."""
     idle_ns: float = 0.0
     """Between two of them, while the device had nothing else to do."""
+    between_ns: float = 0.0
+    """Between two of them, while it computed nothing: copies of the next batch may run."""
     kernels: float = 0.0
     one_operation: bool = False
     """Whether all of them have one name."""
@@ -84,12 +89,13 @@ def unfused_optimizer(given: RuleInput) -> Recommendation | None:
     mean = _Taken(
         busy_ns=sum(each.busy_ns for each in found) / ranks,
         idle_ns=sum(each.idle_ns for each in found) / ranks,
+        between_ns=sum(each.between_ns for each in found) / ranks,
         kernels=sum(each.kernels for each in found) / ranks,
         one_operation=all(each.one_operation for each in found),
         by_name=any(each.by_name for each in found),
         loops=any(each.loops for each in found),
     )
-    took = mean.busy_ns + mean.idle_ns * mean.loops
+    took = mean.busy_ns + mean.between_ns * mean.loops
     if not took or took < (LEAST_OF_LOOP if mean.loops else LEAST) * given.step_ns:
         return None
     captured = ", capturable=True" if optimizer in CAPTURABLE and any(map(LAUNCHES_GRAPH.search, names)) else ""
@@ -105,7 +111,6 @@ def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Rec
         title=f"{round(taken.kernels)} kernels of {optimizer} take {ms(took)} of a {ms(given.step_ns)} {given.per} "
         f"({percent_text(took / given.step_ns)}), and each reads and writes its tensors anew",
         took=took,
-        needs_ns=_needs_ns(given, optimizer, taken),
         code=f"{fused})",
     )
     # Its bound orders it, but hides no loss that is smaller: `largest_loss` names that beside it.
@@ -113,56 +118,58 @@ def _of_many(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Rec
 
 
 def _of_loop(given: RuleInput, optimizer: str, taken: _Taken, fused: str) -> Recommendation | None:
-    took = taken.busy_ns + taken.idle_ns
+    took = taken.busy_ns + taken.between_ns
     return _trial(
         given,
         optimizer,
         taken,
         title=f"{optimizer} updates one parameter after the other, in {round(taken.kernels)} kernels; with "
-        f"{ms(taken.idle_ns)} in which the device is idle between them they take {ms(took)} of a {ms(given.step_ns)} "
-        f"{given.per} ({percent_text(took / given.step_ns)})",
+        f"{ms(taken.between_ns)} between them in which nothing is computed they take {ms(took)} of a "
+        f"{ms(given.step_ns)} {given.per} ({percent_text(took / given.step_ns)})",
         took=took,
-        needs_ns=_needs_ns(given, optimizer, msgspec.structs.replace(taken, one_operation=False)),
         code=f"{fused})  # or foreach=True: fewer kernels, too",
     )
 
 
 def _trial(
-    given: RuleInput, optimizer: str, taken: _Taken, *, title: str, took: float, needs_ns: float, code: str
+    given: RuleInput, optimizer: str, taken: _Taken, *, title: str, took: float, code: str
 ) -> Recommendation | None:
-    """Return the trial of a fused optimizer, which takes `needs_ns` at least; None where it gains too little."""
-    at_most_ns = taken.busy_ns + taken.idle_ns - needs_ns
-    if not given.is_worth(at_most_ns):
+    """Return the trial of a fused optimizer; None where it gains too little.
+
+    Where the bytes of an update are known, and launches do not pace it as they do a loop, the gain is a bound: what the
+    kernels take, with the time between them, without what the bytes need. Elsewhere it is what the many kernels cost.
+    """
+    if taken.one_operation and optimizer == "SGD" and not taken.loops:
+        return None  # a single pass, as a fused one makes
+    by_bytes = PASSES[optimizer] * _parameters_bytes(given) / _memory_gbs(str(given.run.fingerprint.get("device")))
+    is_bound = by_bytes > 0 and not taken.loops
+    third = NOT_SAVED * max(taken.busy_ns - SHORT_NS * taken.kernels, 0.0)
+    needs_ns = min(by_bytes or third, taken.busy_ns)
+    cost_ns = taken.busy_ns + taken.between_ns * (taken.loops or is_bound) - needs_ns
+    if not given.is_worth(cost_ns):
         return None
+    how = BY_BYTES if is_bound else A_THIRD if needs_ns else NOTHING
     return recommended(
         given,
         id="unfused_optimizer",
         title=f"Try fused=True: {title}",
         verdict="trial",
-        at_most_ns=at_most_ns,
+        at_most_ns=cost_ns,
+        bound_from=None if is_bound else "loss",
         apply={"torch": f"optimizer = torch.optim.{optimizer}(..., {code}"},
         evidence={
             "optimizer": optimizer,
             "optimizer_ns": round(took),
             "kernels": round(taken.kernels),
             "idle_ns": round(taken.idle_ns),
+            "between_ns": round(taken.between_ns),
             "needs_ns": round(needs_ns),
         },
-        measured=["the time of kernels launched in the optimizer's step, and idle time between them"]
+        measured=["the time of kernels launched in the optimizer's step, and time between them without compute"]
         if not taken.by_name
         else ["the time of kernels of foreach optimizers, by their names: their launches are not recorded one by one"],
-        assumed=[AT_LEAST if needs_ns else NOTHING],
+        assumed=[AS_BYTES if by_bytes and taken.loops else how, *[LAUNCHES] * taken.loops],
     )
-
-
-def _needs_ns(given: RuleInput, optimizer: str, taken: _Taken) -> float:
-    """Return how long a fused optimizer takes in a window, at least: what its bytes need where the sizes of parameters
-    are known, and `NOT_SAVED` of what the kernels take, each beyond `SHORT_NS`."""
-    if taken.one_operation and optimizer == "SGD":
-        return taken.busy_ns  # a single pass, as a fused one makes
-    by_bytes = PASSES[optimizer] * _parameters_bytes(given) / _memory_gbs(str(given.run.fingerprint.get("device")))
-    least = max(by_bytes, NOT_SAVED * (taken.busy_ns - SHORT_NS * taken.kernels), 0.0)
-    return min(least, taken.busy_ns)
 
 
 def _memory_gbs(device: str) -> float:
@@ -182,10 +189,39 @@ def _parameters_bytes(given: RuleInput) -> int:
     rows = [row for row in given.analysis.collectives if (row.bytes or 0) >= LARGE_BYTES]
     if any(row.op in SENDS_PARAMETERS and row.dimension in (None, DATA) for row in rows):
         return 0
-    # One call of gradients, as more of them may be several passes before one update.
-    reduced = max((row.bytes or 0 for row in rows if row.op == "all_reduce" and row.dimension == DATA), default=0)
+    # In a job of DDP alone the reductions of backward are of gradients, whatever their group is called.
+    alone = "ddp" in given.job.frameworks and all(row.dimension in (None, DATA) for row in rows)
+    of_gradients = [
+        row for row in rows if row.op == "all_reduce" and (row.dimension == DATA or _in_backward(row, alone))
+    ]
+    reduced = max((row.bytes or 0 for row in of_gradients), default=0)
+    of_step = [_reduced_bytes(given, each, of_gradients) for each, _ in given.some_ranks()] if alone else []
     of_ddp = [_gradients_bytes(timeline) for timeline, _ in given.some_ranks()] if "ddp" in given.job.frameworks else []
-    return updates * max(reduced, min(of_ddp, default=0))
+    return updates * max(reduced, min(of_step, default=0), min(of_ddp, default=0))
+
+
+def _in_backward(row: CollectiveRow, alone: bool) -> bool:
+    return alone and row.dimension is None and row.phase == "backward"
+
+
+def _reduced_bytes(given: RuleInput, timeline: RankTimeline, rows: Iterable[CollectiveRow]) -> int:
+    """Return what calls of these rows reduce in one pass of a rank's step, at least: of sizes that repeat in order, as
+    several passes before one update make them, those of one period; the least of all steps with such calls."""
+    calls = timeline.collectives
+    chosen = np.flatnonzero(given.calls_of(timeline, rows) & (calls.step != NONE))
+    found = []
+    for step in values_in(calls.step[chosen]).tolist():
+        own = chosen[calls.step[chosen] == step]
+        found.append(_one_period(calls.bytes[own[np.argsort(calls.launch_ns[own], kind="stable")]]))
+    return min(found, default=0)
+
+
+def _one_period(sizes: Ints) -> int:
+    """Return the sum of the shortest begin of `sizes` that repeats up to their end."""
+    for calls in range(1, sizes.size + 1):
+        if sizes.size % calls == 0 and (sizes.reshape(-1, calls) == sizes[:calls]).all():
+            return int(sizes[:calls].sum())
+    return 0
 
 
 def _gradients_bytes(timeline: RankTimeline) -> int:
@@ -214,7 +250,8 @@ def _taken(timeline: RankTimeline, windows: Windows) -> _Taken:
     times = intersection(union((spans.start_ns[own], spans.end_ns[own])), time_of(windows))
     return _Taken(
         busy_ns=length(times) / len(windows),
-        idle_ns=_idle_between_ns(timeline, own[counted]) / len(windows),
+        idle_ns=_between_ns(timeline, own[counted], np.arange(spans.kind.size)) / len(windows),
+        between_ns=_between_ns(timeline, own[counted], computes) / len(windows),
         kernels=np.count_nonzero(counted) / len(windows),
         one_operation=values_in(spans.name[own[counted]]).size == 1,
         by_name=bool(np.isin(own[counted], computes[updates]).any()),
@@ -228,14 +265,14 @@ def _loops(timeline: RankTimeline, own: Ints, windows: int) -> bool:
     return bool(own.size >= LOOPS * windows and np.count_nonzero(elementwise) >= NEARLY_ALL * own.size)
 
 
-def _idle_between_ns(timeline: RankTimeline, own: Ints) -> int:
-    """Return how long the device was idle before kernels of `own` that follow another of these, in ns."""
+def _between_ns(timeline: RankTimeline, own: Ints, among: Ints) -> int:
+    """Return how long no span of `among` ran before kernels of `own` that follow another of these there, in ns."""
     spans = timeline.spans
-    order = np.argsort(spans.start_ns, kind="stable")
+    order = among[np.argsort(spans.start_ns[among], kind="stable")]
     busy_until = np.maximum.accumulate(spans.end_ns[order])
     ours = np.isin(order, own)
-    idle = (spans.start_ns[order][1:] - busy_until[:-1])[ours[1:] & ours[:-1]]
-    return int(np.maximum(idle, 0).sum())
+    gaps = (spans.start_ns[order][1:] - busy_until[:-1])[ours[1:] & ours[:-1]]
+    return int(np.maximum(gaps, 0).sum())
 
 
 def _without_own_launch(timeline: RankTimeline, computes: Ints) -> Flags:

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.losses.stream_copies import BETWEEN
+from overlapscope.advice.copies.copy_rows import BETWEEN
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.step_shape import CUDA, LONG_NS, ROCM
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH, SYNCHRONIZES

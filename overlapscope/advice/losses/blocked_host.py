@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.copies.copy_rows import PINNED
 from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.emptied_cache import empties_cache
 from overlapscope.advice.losses.host_time import (
@@ -16,6 +17,7 @@ from overlapscope.advice.losses.host_time import (
     UNEVEN,
     HostTime,
     RankLoss,
+    awaited_name,
     host_time,
     in_the_mean,
     most_by_number,
@@ -43,8 +45,6 @@ COPIES: Final = ("aten::copy_", "aten::_to_copy", "aten::to")
 """Operations that copy between host and device: to or from pageable memory they wait."""
 SAYS_WHERE: Final = 'torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits'
 STREAM_WAITS: Final = "work.wait()  # the stream waits then, not the host, unless TORCH_NCCL_BLOCKING_WAIT=1 is set"
-PINNED: Final = re.compile(r"Pinned")
-"""In names of copies from or to memory that is pinned already."""
 SERVING: Final = {
     "serving": "vllm serve ... --async-scheduling  # the next step is scheduled while the device works on this one\n"
     "python -m sglang.launch_server ...  # without --disable-overlap-schedule"
@@ -52,6 +52,9 @@ SERVING: Final = {
 """For servers, which need the sampled tokens: not to wait is no choice, but to schedule ahead of them."""
 AWAITED_NS: Final = "awaited_communication_ns"
 """In the evidence of `blocking_calls`: exposed time of calls that only the host waited for."""
+LOST_NS: Final = "lost_ns"
+"""In the evidence of `blocking_calls`, where calls are awaited: what a step idles, and exposes before the calls that
+only the optimizer follows: no host that runs ahead saves more, as the optimizer needs what these deliver."""
 NOT_NEEDED: Final = (
     "that the compute launched after these waits does not need that communication: where it does, as the layer needs "
     "parameters that were not gathered ahead, less is gained"
@@ -254,7 +257,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     found, awaited = host_time(given, "blocking_call", "poll"), host_time(given, "awaited_communication")
     awaited_ns = _can_be_overlapped_ns(given)
     lost = _lost(given, found)
-    if lost is None and found.ns + awaited_ns >= LEAST_IDLE * given.step_ns > 0:
+    if lost is None and awaited_ns:
         lost = RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
     if lost is None or (not awaited_ns and _pauses_explain_it(given)):
         return None
@@ -270,14 +273,21 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         f"because the host waits for it ({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
         at_most_ns=lost.ns + awaited_ns,
         bound_from="loss",
-        apply=instead_of(given.job, waits, found.shown_by or awaited.shown_by, of_communication=awaited_ns > 0),
+        apply=instead_of(
+            given.job,
+            waits,
+            found.shown_by or awaited.shown_by,
+            of_communication=awaited_ns > 0,
+            awaited=awaited.awaited | found.awaited,
+        ),
         evidence={
             "blocking_ns": lost.ns,
             AWAITED_NS: awaited_ns,
             "of_rank_with_most_ns": max(round(float(in_steps.mean())), lost.ns) if in_steps.size else lost.ns,
             "polls_ns": found.by_kind.get("poll", 0),
             "calls": found.by_call,
-        },
+        }
+        | ({LOST_NS: _before_optimizer_ns(given)} if awaited_ns else {}),
         shown_by=awaited.shown_by if awaited_ns > found.ns else found.shown_by,
         measured=[
             "idle time while the host was in these calls, or launched again after they had emptied the device",
@@ -311,6 +321,12 @@ def _can_be_overlapped_ns(given: RuleInput) -> int:
     return at_most_ns if given.is_worth(at_most_ns) else 0
 
 
+def _before_optimizer_ns(given: RuleInput) -> int:
+    """Return what a step is idle, and exposes but for what only the optimizer follows."""
+    exposed_ns = (given.figures.exposed_comm_ns or 0) - given.cause_ns("tail")
+    return (given.figures.idle_ns or 0) + max(exposed_ns, 0)
+
+
 def _costs(given: RuleInput, lost: RankLoss, on_rank: str, awaited_ns: int) -> str:
     """Return words for what waits of the host cost: idle time, where it is worth it, and communication that no compute
     overlaps."""
@@ -337,19 +353,23 @@ def named_waits(calls: Iterable[str], waits: Iterable[tuple[str, str | None]]) -
 
 def instead_of(
     job: JobKind, waits: Iterable[tuple[str, str | None]], shown: ShownBy | None = None, *,
-    of_communication: bool = False,
+    of_communication: bool = False, awaited: Mapping[tuple[str, str | None], str] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Return code in place of calls that wait for the device, each with the operation that makes it, if any does.
 
-    `shown` is the longest wait, where that is known: it says whether a copy was from or to pinned memory already, and
-    whether the host reads the result of one graph before it launches the next. `of_communication`: some wait for that.
+    `shown` is the longest wait, where that is known: it says whether the host reads the result of one graph before it
+    launches the next, and whether a copy was from or to pinned memory already, where `awaited`, what each of these
+    waits was for, does not. `of_communication`: some wait for that.
     """
     if job.serves:
         return SERVING
-    return {"torch": "\n".join([*_lines(list(waits), shown), *[STREAM_WAITS] * of_communication, SAYS_WHERE])}
+    lines = _lines(list(waits), shown, awaited or {})
+    return {"torch": "\n".join([*lines, *[STREAM_WAITS] * of_communication, SAYS_WHERE])}
 
 
-def _lines(waits: Sequence[tuple[str, str | None]], shown: ShownBy | None) -> list[str]:
+def _lines(
+    waits: Sequence[tuple[str, str | None]], shown: ShownBy | None, awaited_by: Mapping[tuple[str, str | None], str]
+) -> list[str]:
     awaited, launched = _awaited_and_launched(shown)
     ops = {op for _, op in waits}
     others = [(call, op) for call, op in waits if op not in (*SCALAR, *SIZED)]
@@ -358,7 +378,8 @@ def _lines(waits: Sequence[tuple[str, str | None]], shown: ShownBy | None) -> li
         lines.append("total += loss.detach()  # on the device; total.item() once in many steps")
     if ops & {*SIZED}:
         lines.append("torch.where(mask, x, 0)  # a result of fixed size, instead of x[mask] or nonzero")
-    if any("Memcpy" in call or op in COPIES for call, op in others) and not PINNED.search(awaited):
+    copies = [each for each in others if "Memcpy" in each[0] or each[1] in COPIES]
+    if any(not PINNED.search(awaited_by.get(each, awaited)) for each in copies):
         lines.append("x = x.pin_memory().to(device, non_blocking=True)  # and back: .to('cpu', non_blocking=True)")
     if TO_HOST.search(awaited) and LAUNCHES_GRAPH.search(launched):
         lines.append("# launch the next graph before the result of this one is read, or read those of several at once")
@@ -370,9 +391,8 @@ def _lines(waits: Sequence[tuple[str, str | None]], shown: ShownBy | None) -> li
 def _awaited_and_launched(shown: ShownBy | None) -> tuple[str, str]:
     """Return the names of what the longest wait waited for, and of the launch after it; empty where not known."""
     chain = shown.chain if shown is not None else []
-    awaited = next((each.what for each in chain if each.kind == "sync"), None)
     launched = next((each.what for each in chain[:1] if each.kind == "launch"), None)
-    return awaited or "", launched or ""
+    return awaited_name(chain), launched or ""
 
 
 def allocator_churn(given: RuleInput) -> Recommendation | None:

@@ -17,6 +17,7 @@ from overlapscope.advice.losses.exposed_remedies import (
 )
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.steps.deciding_rank import DECIDING_NS, deciding_words
 from overlapscope.analysis.common.cause_table import TRANSFERS, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.exposure.slower_unseen import SlowerUnseen, slower_unseen
@@ -36,7 +37,7 @@ LOOK_AT_UNSEEN: Final = (
     "# record all ranks, then: overlapscope explain straggler  # what the slower one gets (batch, sequence lengths), "
     "and how fast its device is"
 )
-AT_ONE_RATE: Final = "# calls of all sizes run at {gbs} on the bus: fewer bytes, overlap, or a faster link"
+AT_ONE_RATE: Final = "# calls of all sizes run at {gbs} on the bus: fewer bytes{overlap}, or a faster link"
 ONE_RATE: Final = "that calls of several sizes which run at one bandwidth transfer, and do not wait"
 LOOK_AT_STEPS: Final = (
     "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
@@ -57,6 +58,8 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """... the step that it is of."""
     usual: bool
     """Whether it is not steps that cost more which are named first."""
+    decides_ns: float | None
+    """What the rank that computes longest in each step is exposed, where that is far less; else None."""
     longer_ns: int
     """What calls take longer than their like; 0 where that is not known."""
     waiting_groups: Sequence[str]
@@ -93,7 +96,7 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
             speed = f"; even the fastest of {slow[1]} is at {slow[0]:.2g} GB/s, "
             speed += f"as slow as over TCP sockets{between}{of_all}"
         elif rate_gbs is not None:
-            about, more = ("about ", "") if rate_gbs[0] == rate_gbs[1] else ("", " or more, by operation")
+            about, more = ("about ", "") if rate_gbs[0] == rate_gbs[1] else ("", " or more")
             speed = f"; calls of all sizes transfer at {about}{gbs_words(rate_gbs)} on the bus{more}"
         return cls(
             which=most.words(given.per, rate=rate_gbs is None) if most else "",
@@ -131,6 +134,7 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         }
         | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
         | ({LATE_WAITS: loss.late_ns} if loss.late_ns else {})
+        | ({DECIDING_NS: round(loss.decides_ns)} if loss.decides_ns is not None else {})
         | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
         | ({"transfer_gbs": calls.rate_gbs[1]} if calls.rate_gbs else {})
         | ({"slower_unseen": to_builtins(calls.slower)} if calls.slower else {})
@@ -159,7 +163,9 @@ def _apply(given: RuleInput, loss: ExposedLoss, why: NamedCause, calls: _Calls, 
     if below:
         found["look"] = "\n".join([FAR_BELOW_OTHERS, *found.get("look", "").splitlines()])
     if calls.rate_gbs is not None:
-        lines = [*found.get("torch", "").splitlines(), AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs))]
+        longer = (given.figures.comm_ns or 0) > (given.figures.compute_ns or 0)  # than all that could be beside it
+        at_one_rate = AT_ONE_RATE.format(gbs=gbs_words(calls.rate_gbs), overlap=", overlap" * (not longer))
+        lines = [*found.get("torch", "").splitlines(), at_one_rate]
         found["torch"] = "\n".join(lines)
     return found | ({"nccl_variables": SOCKETS} if calls.sockets else {})
 
@@ -218,7 +224,7 @@ def _title(
     take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"
     longer = f"; calls{take} than the shortest of their like" * (loss.longer_ns > 0)
     words = f"{why.words}{_of_transfer(given)}" if loss.usual else ""
-    speed = f"{calls.speed}{below}" if loss.usual else ""
+    speed = f"{deciding_words(loss.decides_ns)}{calls.speed}{below}" if loss.usual else ""
     much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"
     return f"{loss.before}{much} are exposed communication{besides}{of_ops}{words}{speed}{longer}{who}"
 

@@ -134,7 +134,8 @@ def _of_cause(given: RuleInput, cause: str) -> dict[str, str]:
         return {"torch": instead(given, cause)}
     lacking, gradients = _lacking(given), of_gradients_after_backward(given)
     if not lacking:
-        most = gradients or ("dependency" in given.figures.causes and instead(given, "dependency"))
+        largest = max(OF_OWN_CALLS, key=lambda each: given.figures.causes.get(each, 0))
+        most = gradients or (largest in given.figures.causes and instead(given, largest))
         return {"torch": most} if most else {}
     text = TAKE_ALIKE if ALL_RANKS in lacking and take_alike(given) else INSTEAD[cause]
     own = {"torch": gradients} if gradients else _of_single_rank(given)

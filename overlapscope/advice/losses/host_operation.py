@@ -21,12 +21,26 @@ from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.graph.host_losses import SCALAR, SIZED
+from overlapscope.analysis.pauses.host_collectives import runs_on_hosts, that_hold_host
+from overlapscope.analysis.pauses.long_pauses import acting
 from overlapscope.analysis.result import Recommendation, ShownBy
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, take
+from overlapscope.ingest.build.kernel_names import HOST_COLLECTIVE
+from overlapscope.timeline.columns import (
+    ANNOTATION,
+    NONE,
+    OPERATION,
+    OVERHEAD,
+    RUNTIME,
+    Flags,
+    HostSpans,
+    Ints,
+    concat,
+    take,
+)
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import is_one_of, unique
 from overlapscope.timeline.run import RankTimeline
 
 KINDS: Final[tuple[LossKind, ...]] = ("launch_rate", "pause", "long_pause", "blocking_call")
@@ -54,6 +68,13 @@ APPLY: Final = {
     "or on the device",
 }
 """What to do, by whether it communicates."""
+ON_DEVICES: Final = (
+    "torch.distributed.all_reduce(tensor)  # on its device, in a group of NCCL or RCCL: no .cpu(), no group of gloo\n"
+    'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")  # where tensors of hosts are sent, too\n'
+    "# gradients: DistributedDataParallel, fully_shard or FSDP reduce them beside backward"
+)
+"""For collectives of hosts on what is copied from devices:
+https://docs.pytorch.org/docs/stable/distributed.html#backends"""
 WHERE: Final = "torch.profiler.profile(with_stack=True)  # which line calls it"
 
 
@@ -122,7 +143,9 @@ def host_operation(given: RuleInput) -> Recommendation | None:
     longest = max(ranks, key=lambda rank: found.ranks[rank].longest[1] - found.ranks[rank].longest[0])
     start, end = found.ranks[longest].longest
     whose = "hosts" if len(ranks) == found.of > 1 else f"the host{'s' * (len(ranks) > 1)} of {rank_list(ranks)}"
+    of_devices = _carries_for_devices(given, found.name)
     do = "Begin communication of the host earlier, or do less of it" if found.communicates else "Free the host"
+    do = "Let the devices communicate by themselves, over NCCL or RCCL" if of_devices else do
     what = f"{short(found.name)}{', communication of the host,' * found.communicates}"
     verb = "is" if whose.startswith("the host of") else "are"
     waited = found.kind_ns("blocking_call") >= MOSTLY * found.idle_ns
@@ -134,13 +157,16 @@ def host_operation(given: RuleInput) -> Recommendation | None:
         f"{', in the mean of all ranks' if found.of > 1 else ''}",
         verdict="look",
         loss_ns=round(found.idle_ns),
-        apply={"python": APPLY[found.communicates], "torch": WHERE},
+        apply={"torch": ON_DEVICES} if of_devices else {"python": APPLY[found.communicates], "torch": WHERE},
         evidence={
             "operation": found.name, "communicates": found.communicates, "ranks": ranks,
-            "idle_ns": round(found.idle_ns), "each_ns": round(found.each_ns),
+            "idle_ns": round(found.idle_ns), "each_ns": round(found.each_ns), "of_devices": of_devices,
         },
         shown_by=ShownBy(rank=longest, start_ns=start, end_ns=end, op=found.name),
-        measured=["idle time that the host decided, nine tenths of it in an operation without others in it"],
+        measured=[
+            "idle time that the host decided, nine tenths of it in "
+            + ("a collective of hosts, and copies in it" if of_devices else "an operation without others in it")
+        ],
         assumed=[STAYS] * waited,
         verify="overlapscope analyze NEW_RUN: the loss is smaller",
     )  # fmt: skip
@@ -166,6 +192,12 @@ def in_one_operation(given: RuleInput) -> HostOperation | None:
     ]
     worth = [each for each in every if _recurs(given, each) and _is_worth(given, each)]
     return max(worth, key=lambda each: each.idle_ns, default=None)
+
+
+def _carries_for_devices(given: RuleInput, operation: str) -> bool:
+    """Return whether it is a collective of hosts that carries what is copied from devices before it, and back."""
+    named = next((each.evidence for each in given.analysis.findings if each.id == "host_collectives"), None)
+    return named is not None and named["copies"] and operation in named["operations"]
 
 
 def without_operation(found: HostTime, operation: HostOperation | None) -> HostTime:
@@ -264,8 +296,11 @@ def _in_rows(given: RuleInput, rank: int, idle: Mapping[LossKind, Intervals], ro
 
 
 def _operations(timeline: RankTimeline) -> HostSpans:
-    """Return the operations of threads that launch without anything recorded in them, and the ranges in which such a
-    thread communicates, from the length of an idle time on. The table is sorted by thread and start."""
+    """Return the operations of threads that launch without anything recorded in them, the ranges in which such a thread
+    communicates, and the collectives of hosts that hold one, from the length of an idle time on.
+
+    The table of the host is sorted by thread and start. What collectives carry may be copied inside their ranges.
+    """
     host = select_host_spans(timeline.host, (OPERATION, ANNOTATION, RUNTIME, OVERHEAD))
     launches = (
         (host.kind == RUNTIME) & (host.correlation != NONE) & np.isin(host.correlation, timeline.spans.correlation)
@@ -280,4 +315,9 @@ def _operations(timeline: RankTimeline) -> HostSpans:
     says &= ~rows_named(rows.name, names, (*SCALAR, *SIZED).count) & ~loads_data(
         timeline, rows.name, rows.start_ns, rows.end_ns
     )
-    return take(rows, says)
+    says &= ~rows_named(rows.name, names, HOST_COLLECTIVE.match)
+    rows = take(rows, says)
+    if not runs_on_hosts(timeline):
+        return rows
+    mine = acting(timeline, take(host, is_one_of(host.kind, (OPERATION, RUNTIME))))
+    return concat([rows, that_hold_host(timeline, mine)])

@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.checks.host_pauses import DIFFER, again_outside, of_step_alone, times_a_step
+from overlapscope.analysis.common.user_ranges import range_of_step
 from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
 from overlapscope.display import list_some
@@ -20,7 +21,17 @@ WAITS_STAY: Final = (
     "that these waits stay: without them the device would have work in the pauses, so what is lost to these waits is "
     "the same time"
 )
+WAITED: Final = 0.5
+"""Pauses cost all ranks what the device that lost most idles where another waited, or idled so, for this share of it. A
+choice: else the rank may have been ahead by the rest."""
+OF_RANGE: Final = 0.9
+"""A range that one step alone has is what the host does in a pause if it covers this share of it. A choice: whatever
+else stops a host does so for longer than the range that it begins in, or for a part of it."""
+FIND: Final = "Find what stops"
 DUMP: Final = "py-spy dump --pid PID  # while it pauses: {what}"
+LESS_OFTEN: Final = (
+    "# {range} takes {covered} of the {paused} of the pause: in fewer steps, or in another process or thread, on a copy"
+)
 IN_PAUSES: Final = {
     "python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at one agreed step: "
     "are the pauses gone?\n" + DUMP.format(what="a logger, a file, a lock, a service that answers late"),
@@ -70,14 +81,17 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
         return _before_any_call(given, evidence)
     alone, begun, cost_ns = evidence["alone_in_step"], evidence["begun_steps"], evidence["cost_ns"]
     costliest, wait = evidence["pauses"][0], _wait_before(given, evidence)
+    loss_ns, alone_range = cost_ns if alone is None else cost_ns * begun, _range_alone(given, evidence)
     return recommended(
         given,
         id="host_pauses",
-        title=_title(given, evidence, wait),
+        title=_title(given, evidence, wait, alone_range),
         verdict="look",
-        loss_ns=cost_ns if alone is None else cost_ns * begun,
+        loss_ns=loss_ns,
+        at_most_ns=loss_ns if _delays_all(given, evidence) else None,
+        bound_from="loss" if _delays_all(given, evidence) else None,
         per=given.per if alone is None else "recording",
-        apply=_remedies(evidence),
+        apply=_remedies(evidence, alone_range, costliest["paused_ns"]),
         evidence=evidence,
         shown_by=ShownBy(
             rank=costliest["rank"],
@@ -96,8 +110,36 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> str:
-    """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before."""
+def _delays_all(given: RuleInput, evidence: Mapping[str, Any]) -> bool:
+    """Return whether all ranks lose what the device that lost most idles in the pauses: others wait for most of it, or
+    pause in the same steps, too, or there are no others."""
+    pauses = evidence["pauses"]
+    if evidence["steps"] and evidence["device_step"] is None:
+        return False  # the time of a step does not hold it
+    ranks_in: dict[int | None, set[int]] = {}
+    for each in pauses:
+        ranks_in.setdefault(each["step"], set()).add(each["rank"])
+    every = {step for step, ranks in ranks_in.items() if given.is_whole and len(ranks) == len(given.run.ranks)}
+    lost = [each["idle_ns"] if each["step"] in every else min(each["waited_ns"], each["idle_ns"]) for each in pauses]
+    return bool(sum(lost) >= WAITED * sum(each["idle_ns"] for each in pauses) > 0)
+
+
+def _range_alone(given: RuleInput, evidence: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the range that covers the pause of a single step, and no other step of the rank has, with its length in
+    ns; None where there is none."""
+    first = evidence["pauses"][0]
+    if evidence["alone_in_step"] is None or first["step"] != evidence["alone_in_step"]:
+        return None
+    found = range_of_step(given.run.ranks[first["rank"]].at_hand(), first["step"])
+    if found is None or found[0] != evidence["inside"]:
+        return None
+    covered_ns = min(found[1], first["paused_ns"])
+    return (found[0], covered_ns) if covered_ns >= OF_RANGE * first["paused_ns"] else None
+
+
+def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None, alone_range: tuple[str, int] | None) -> str:
+    """Return what to find, where hosts pause and what it costs; `wait` had emptied the device before, `alone_range` is
+    the range that the pause is in."""
     ranks = evidence["ranks"]
     one = len(ranks) == 1
     in_turn = ", now one, now another" * evidence["in_turn"]
@@ -108,7 +150,10 @@ def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None) -> s
     idles = _idles(given, evidence)
     spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
     begins = ", perhaps as the profiler starts" * evidence["at_begin"]
-    return f"{_asks(evidence, whom)}: {usual}, and {'its' if one else 'a'} device idles for {idles}{spent}{begins}"
+    asks = _asks(evidence, whom)
+    if alone_range is not None and asks.startswith(FIND):
+        asks = f"Do {short(alone_range[0])} less often, or off {whom}"
+    return f"{asks}: {usual}, and {'its' if one else 'a'} device idles for {idles}{spent}{begins}"
 
 
 def _how_long(given: RuleInput, evidence: Mapping[str, Any]) -> str:
@@ -168,12 +213,12 @@ def _asks(evidence: Mapping[str, Any], whom: str) -> str:
         return f"Compute on the device what {whom} compute{'s' * (len(evidence['ranks']) == 1)} between two copies"
     if evidence.get("own_code"):
         return f"Shorten the program's own code that keeps {whom} from launching, or move it to another thread"
-    return f"Find what stops {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
+    return f"{FIND} {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
 
 
-def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
+def _remedies(evidence: Mapping[str, Any], alone_range: tuple[str, int] | None, paused_ns: int) -> dict[str, str]:
     """Return what to do, by framework: what recurs, a range or pauses of one length, is what the host does, and no
-    accident."""
+    accident; and so, first, a range that the one step alone has."""
     if evidence.get("in_optimizer"):
         return OFF_HOST
     if evidence.get("does") is not None:
@@ -185,6 +230,10 @@ def _remedies(evidence: Mapping[str, Any]) -> dict[str, str]:
         return IN_OWN_CODE | {"torch": objects + IN_OWN_CODE["torch"]}
     of_copy = DUMP.format(what=OF_COPY) + "\n# else: " if evidence.get("copied") else ""
     compiles = COMPILES if evidence.get("may_compile") else ""
+    if alone_range is not None:
+        name, covered_ns = alone_range
+        words = LESS_OFTEN.format(range=short(name), covered=ms(covered_ns), paused=ms(paused_ns))
+        of_copy = f"{words}\n# else: {of_copy}"
     return IN_PAUSES | {"python": of_copy + IN_PAUSES["python"], "torch": objects + compiles + IN_PAUSES["torch"]}
 
 

@@ -2,7 +2,7 @@
 words for what a host does in most of it, where no rule of its own says that."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Final, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from overlapscope.advice.rule_input import RuleInput, Windows, ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
 from overlapscope.display import list_some, percent_text
@@ -68,6 +69,8 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     waits: tuple[tuple[str, str | None], ...]
     """Calls that have at least the share `NAMED` of it, each with the operation that made it, None without one, the
     longest first."""
+    awaited: dict[tuple[str, str | None], str]
+    """What the longest piece of each of these waits waited for, by its name, where that is known."""
     shown_by: ShownBy | None
     """The longest pause, of kinds and calls that few long steps are not the only ones to have."""
 
@@ -136,6 +139,7 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
     usual = {rank: given.is_usual(rank) for rank in given.windows}
     longest: tuple[int, HostLoss] | None = None
     waits: dict[tuple[str, str | None], int] = defaultdict(int)
+    longest_of: dict[tuple[str, str | None], HostLoss] = {}
     for rank, losses in given.host_losses.items():
         for each in losses:
             if each.kind not in kinds:
@@ -144,7 +148,9 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
             usual_ns = int(own[usual[rank]].sum()) if rank in usual else 0
             sums[each.kind, each.call or ""] += usual_ns
             if each.call:
-                waits[each.call, each.op] += usual_ns
+                key = each.call, each.op
+                waits[key] += usual_ns
+                longest_of[key] = max(each, longest_of.get(key, each), key=_length)
             if rank in by_window:
                 by_window[rank] += own
             if usual_ns and (longest is None or _length(each) > _length(longest[1])):
@@ -162,8 +168,14 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
         by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
         by_window=by_window,
         waits=tuple(worth_naming(waits)),
+        awaited={key: name for key, each in longest_of.items() if (name := awaited_name(each.chain))},
         shown_by=None if longest is None else shown_by(given.run.ranks[longest[0]], longest[1]),
     )
+
+
+def awaited_name(chain: Iterable[Link]) -> str:
+    """Return the name of what the latest wait of a chain waited for; empty where that is not known."""
+    return next((each.what for each in chain if each.kind == "sync"), None) or ""
 
 
 def worth_naming(times: Mapping[Named, int]) -> list[Named]:

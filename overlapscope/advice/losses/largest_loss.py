@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
+import msgspec
 from msgspec import to_builtins
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
+from overlapscope.advice.copies.copies_alone import copies_alone
 from overlapscope.advice.late_rank import LONGER_COMPUTE_NS, OWN_IDLE_NS
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
@@ -15,6 +17,8 @@ from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended, recomputed_ns
+from overlapscope.advice.steps.deciding_rank import deciding_ns
+from overlapscope.advice.steps.long_steps import are_of_pauses, long_steps
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.graph.found_causes import LossKind
@@ -23,6 +27,7 @@ from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, SLOWER
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
+    WithoutOutliers,
     causes_of_all_steps,
     costly_outliers,
     without_outliers,
@@ -37,7 +42,7 @@ OF_EXPOSED: Final = frozenset({
     "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
     "split_all_reduce", "overlap_without_effect", "blocking_reductions",
     "repeated_reductions", "repeated_broadcasts", "computing_calls", "sharded_optimizer", "backward_prefetch",
-    "uneven_stages", "more_micro_batches", "fsdp_units",
+    "uneven_stages", "more_micro_batches", "fsdp_units", "serving_rank",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset(
@@ -73,7 +78,9 @@ OF_LAUNCHES: Final = ("launch_bound", "launch_latency")
 OF_HOSTS: Final[tuple[LossKind, ...]] = (
     "launch_rate", "pause", "long_pause", "blocking_call", "poll", "data_loading", "garbage_collection", "allocation",
 )  # fmt: skip
-"""Losses by the host, the longest of which shows idle time."""
+"""Losses by the host, the longest of which shows idle time ..."""
+SHOWS: Final = 0.25
+"""... of which they are this share or more. A choice: where a device waits for its own work, no host shows why."""
 MEASURED_IDLE: Final = "time in which the device neither computes nor communicates nor copies"
 MEASURED_GAPS: Final = "exposed communication in which the next kernel waits for another one, or for its launch"
 MEASURED_EXPOSED: Final = "communication beside which nothing is computed, while the optimizer's same kernels repeat"
@@ -91,6 +98,10 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     part = given.analysis.throughput.repeated if given.analysis.throughput else None
     if part is not None:
         return _after_start_up(given, found, part)
+    if (long := _long_steps(given, found)) is not None:
+        return long
+    if (copies := copies_alone(given, found)) is not None:
+        return copies
     # What is due to the start of the recording is no loss: others only seem to wait, or a device works unseen.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
     few = few_communicate(given.analysis.headline)
@@ -99,7 +110,9 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     own_idle = {each.id: each.evidence.get(OWN_IDLE_NS, 0) for each in found}
     late_idle = round(sum(per_step(each, own_idle[each.id], given.steps) for each in found))
     late_idle = min(late_idle, _idle_ns(given))
-    idle = _idle_ns(given) - late_idle  # a straggler idles longer while others wait for it: that is one loss
+    # A straggler idles longer while others wait for it, and a loop of updates between its kernels: that is one loss.
+    between = min(_between_updates_ns(found), _idle_ns(given) - late_idle)
+    idle = _idle_ns(given) - late_idle - between
     gaps = gaps_ns(given.analysis)
     of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
     beside = gaps if gaps >= FEW_GAPS * (idle + gaps) else 0
@@ -115,27 +128,73 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle + beside, names_idle)
     others = max((ns for _, ns in lost), default=0)
     addressed = sum(ns for name, ns in lost if name in named) + awaited if of_exposed else of_idle
-    outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
+    outlying = _costly(given, found, max(exposed, idle, others)) is not None
     # Whoever is late in a group that is known to wait, no overlap of its calls brings back what is waited.
     outlying |= of_exposed and bool(waiting_groups(given.analysis))
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return _slow_transfers(given, found, idle)
     is_late = any(each.id == "late_rank" for each in found)
     late = () if is_late else given.analysis.skew.stragglers
-    of_others = late_gain_ns(found, given.steps) + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
-    # What others of `named` cost is a part of this loss.
-    larger = [_cost_ns(each, given.steps) for each in found if each.id not in named or each.id == "late_rank"]
-    larger += [per_step(each, recomputed_ns(each), given.steps) for each in found]  # stands before it then
-    own = [ns for name, ns in lost if name in named and name != "late_rank"]
-    is_largest = loss - of_others >= max(larger, default=0) and loss - of_others - sum(own) >= max(own, default=0)
-    is_largest &= not any(each.id == "slow_host" for each in found)  # it may be why
+    decides_ns = deciding_ns(given) if of_exposed and not is_late and few is None else None
+    waited_ns = late_gain_ns(found, given.steps) if decides_ns is None else max(exposed - decides_ns, 0)
+    of_others = waited_ns + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
+    is_largest = _is_largest(given, found, [each for each in lost if each[0] in named], loss - of_others)
     if not of_exposed:
-        return _idle(given, idle + late_idle, beside, late_idle, is_largest=is_largest, compute=compute)
+        of_idle_ns = _IdleLoss(ns=idle + late_idle, gaps_ns=beside, late_ns=late_idle, between_ns=between)
+        return _idle(given, of_idle_ns, _named(given, found, idle + late_idle + beside, is_largest=is_largest), compute)
     waits_ns = min(waits_or_longer_compute_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
-    own_loss = _exposed(given, exposed, waits_ns, is_largest=is_largest, compute=compute)
+    words = _named(given, found, exposed, is_largest=is_largest)
+    own_loss = _exposed(given, exposed, waits_ns, decides_ns, words, compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
+
+
+def _is_largest(
+    given: RuleInput, found: Sequence[Recommendation], parts: Sequence[tuple[str, float]], loss_ns: float
+) -> bool:
+    """Return whether a loss, without what others explain of it, is the largest; what `parts`, those of `found` that
+    address it, cost is a part of it: by id, in ns a step."""
+    named = {name for name, _ in parts} - {"late_rank"}
+    larger = [_cost_ns(each, given.steps) for each in found if each.id not in named]
+    larger += [per_step(each, recomputed_ns(each), given.steps) for each in found]  # stands before it then
+    own = [ns for name, ns in parts if name in named]
+    may_be_why = any(each.id == "slow_host" for each in found)
+    return not may_be_why and loss_ns >= max(larger, default=0) and loss_ns - sum(own) >= max(own, default=0)
+
+
+def _long_steps(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
+    """Return what names few steps that cost more than all that each step loses, by what is more in them; None without,
+    where the median step is one of them, and where pauses or a late rank that `found` names are why."""
+    steps = {given.per: 1, "recording": max(given.steps, 1)}
+    lost = (((each.loss_ns or 0) - each.evidence.get(OWN_IDLE_NS, 0)) / steps.get(each.per, 1) for each in found)
+    most = max((given.figures.exposed_comm_ns or 0) - _left_out_ns(given), _idle_ns(given), *lost)
+    costly = _costly(given, found, most)
+    if costly is None or few_communicate(given.analysis.headline) is not None or _set_median(given, most):
+        return None
+    long = long_steps(given, costly)
+    late = {each.evidence.get("rank") for each in found if each.id == "late_rank"}
+    return None if long is None or long.evidence["rank"] in late else long
+
+
+def _costly(given: RuleInput, found: Sequence[Recommendation], loss_ns: float) -> WithoutOutliers | None:
+    """Return the outliers that cost the recording more than a loss of each of its steps; None where `found` names the
+    pauses that they are longer for: that is one loss."""
+    costly = costly_outliers(given.analysis, loss_ns)
+    return None if costly is None or are_of_pauses(found, costly) else costly
+
+
+def _between_updates_ns(found: Sequence[Recommendation]) -> int:
+    """Return for how long a device idles between the kernels of an optimizer that updates one parameter after the
+    other, which `unfused_optimizer` counts then; ns a step."""
+    loops = [each for each in found if each.id == "unfused_optimizer" and each.loss_ns is not None]
+    return sum(each.evidence.get("idle_ns", 0) for each in loops)
+
+
+def _set_median(given: RuleInput, loss_ns: float) -> WithoutOutliers | None:
+    """Return the medians of the other steps where outliers make the median step longer by more than a loss."""
+    usual = without_outliers(given.analysis)
+    return usual if usual is not None and given.step_ns - usual.step_ns > loss_ns else None
 
 
 def _after_start_up(given: RuleInput, found: Sequence[Recommendation], part: RepeatedPart) -> Recommendation | None:
@@ -237,9 +296,12 @@ def waits_or_longer_compute_ns(given: RuleInput, found: Iterable[Recommendation]
 
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:
-    """Return what removing the excess of a straggler would gain in a step, which is exposed time of others; else 0."""
-    late = straggler_of(found)
-    return 0.0 if late is None else per_step(late, late.predicted_gain_ns, steps)
+    """Return what removing the excess of a straggler would gain in a step, which is exposed time of others, or at most
+    evening out what ranks compute longer in turn; else 0."""
+    late, uneven = straggler_of(found), next((each for each in found if each.id == "uneven_steps"), None)
+    if late is None:
+        return 0.0 if uneven is None else per_step(uneven, uneven.gain_high_ns, steps)
+    return per_step(late, late.predicted_gain_ns, steps)
 
 
 def straggler_of(found: Iterable[Recommendation]) -> Recommendation | None:
@@ -277,9 +339,12 @@ def _idle_ns(given: RuleInput) -> int:
     return (given.figures.idle_ns or 0) - _unrecorded_ns(given)
 
 
-def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool, compute: str) -> ExposedLoss:
-    """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose."""
-    before, step = _named(given, exposed, is_largest=is_largest)
+def _exposed(
+    given: RuleInput, exposed: int, waits_ns: int, decides_ns: float | None, words: tuple[str, str], compute: str
+) -> ExposedLoss:
+    """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose;
+    `decides_ns` what the rank that decides is exposed, where that is far less; `words` are those of `_named`."""
+    before, step = words
     usual = before in USUAL
     waits_ns, longer_ns = waits_ns if usual else 0, longer_ns_of(given.analysis)
     before = _of_little(given, before, compute)
@@ -290,6 +355,7 @@ def _exposed(given: RuleInput, exposed: int, waits_ns: int, *, is_largest: bool,
         before=before,
         step=step,
         usual=usual,
+        decides_ns=decides_ns if usual else None,
         longer_ns=longer_ns if usual and longer_ns >= MUCH_LONGER * exposed else 0,
         waiting_groups=[each["group"] for each in waiting_groups(given.analysis)] if usual else [],
         compute_said=bool(compute) and before.startswith(compute),
@@ -329,19 +395,20 @@ def longer_beside_launches_ns(analysis: Analysis, exposed_ns: int) -> int:
     return longer_ns if longer_ns >= MOSTLY * exposed_ns and launches_ns > exposed_ns - longer_ns else 0
 
 
-def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
-    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more.
+def _named(given: RuleInput, found: Sequence[Recommendation], loss: int, *, is_largest: bool) -> tuple[str, str]:
+    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more, and
+    `found` does not name why.
 
     `is_largest` tells whether what other recommendations name costs no more.
     """
-    usual, idle = without_outliers(given.analysis), _idle_ns(given)
+    idle = _idle_ns(given)
     if (few := few_communicate(given.analysis.headline)) is not None and loss > idle:
         return USUAL[0], f"a {ms(few.step_ns)} step in the mean ({few.communicate} of {few.steps} steps communicate)"
-    if usual is not None and given.step_ns - usual.step_ns > max(loss, idle):
+    if (usual := _set_median(given, max(loss, idle))) is not None:
         which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
         median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
         return f"Largest loss: outliers ({which}) make {median}; ", "it"
-    if (costly := costly_outliers(given.analysis, max(loss, idle))) is not None:
+    if (costly := _costly(given, found, max(loss, idle))) is not None:
         one = len(costly.outliers) == 1
         which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
         longer = f"{which} {ms(costly.longer_ns)} longer than the others"
@@ -349,20 +416,30 @@ def _named(given: RuleInput, loss: int, *, is_largest: bool) -> tuple[str, str]:
     largest, outside, other = USUAL
     # Where cores are short, how much of each loss is for lack of them is not known.
     slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
-    known = max(idle, slower) if given.run_has_device else idle
+    known = max(idle, slower, given.figures.copy_only_ns or 0) if given.run_has_device else idle
     loss -= longer_beside_launches_ns(given.analysis, loss) if loss >= idle else 0
     if is_largest and loss >= known and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device else outside
     return other, f"a {ms(given.step_ns)} {given.per}"
 
 
-def _idle(
-    given: RuleInput, idle: int, gaps_ns: int, late_idle: int, *, is_largest: bool, compute: str
-) -> Recommendation:
-    """`late_idle` is what a straggler idles longer than others, which another recommendation counts."""
+class _IdleLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a device is idle in a step."""
+
+    ns: int
+    gaps_ns: int
+    """Gaps between kernels beside which some communication runs, which `ns` does not hold."""
+    late_ns: int
+    """Of `ns`, what a straggler idles longer than others, which another recommendation counts."""
+    between_ns: int
+    """Idle time between the kernels of an optimizer, which another recommendation counts, and `ns` does not hold."""
+
+
+def _idle(given: RuleInput, loss: _IdleLoss, before: tuple[str, str], compute: str) -> Recommendation:
+    """Return what names idle time; `before` are the words of `_named`."""
     reasons = {each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None}
-    largest, step = _named(given, idle + gaps_ns, is_largest=is_largest)
-    largest = _of_little(given, largest, compute)
+    idle, gaps_ns, late_idle = loss.ns, loss.gaps_ns, loss.late_ns
+    largest, step = _of_little(given, before[0], compute), before[1]
     only_gaps = given.is_worth(gaps_ns) and not given.is_worth(idle)
     evidence = {"idle_ns": idle, "idle_causes": dict(given.figures.idle_causes)}
     if only_gaps:
@@ -371,8 +448,10 @@ def _idle(
     else:
         of_it, gaps = _of_idle(given, idle, late_idle)
         longer = f", {ms(late_idle)} of it as a late rank idles longer" if late_idle else ""
+        longer += f", without {ms(loss.between_ns)} between updates of parameters" if loss.between_ns else ""
         words = f"{_beside(given, gaps_ns)}the device is idle for {ms(idle)} of {step}{longer}{of_it}"
-        shown = host_time(given, *OF_HOSTS).shown_by
+        hosts = host_time(given, *OF_HOSTS)
+        shown = hosts.shown_by if hosts.ns >= SHOWS * idle else None
         evidence |= {} if gaps is None else {"gaps": gaps.gaps, "long_gaps_ns": gaps.long.tolist()}
     return recommended(
         given,
@@ -396,7 +475,7 @@ def _of_idle(given: RuleInput, idle: int, late_idle: int) -> tuple[str, IdleGaps
     causes = [each for each in given.figures.idle_causes.items() if each[0] != BEGUN_APART or not _unrecorded_ns(given)]
     cause, ns = max(causes, key=lambda each: each[1], default=("unknown", idle))
     same = " (these overlap)" if cause != "unknown" and late_idle > idle - ns else ""
-    ns = min(ns, idle - late_idle) if cause == "unknown" else ns
+    ns = min(ns, idle - late_idle) if cause == "unknown" else min(ns, idle)
     gaps = IdleGaps.of(given) if "no_host_events" in reasons and cause == "unknown" else None
     if gaps is not None:
         # What the host did is not known; how its pauses are distributed is.

@@ -13,6 +13,7 @@ from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     MAY_BE_WAITING,
+    NOTABLE,
     TRANSFER,
     TRANSFERS,
     WAITS_FOR_LATE_RANK,
@@ -20,7 +21,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import few_communicate, left_out
-from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes
+from overlapscope.analysis.result import Analysis, causes_of_all_steps, may_wait_shares, usual_causes
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import percent_text
 
@@ -124,7 +125,7 @@ def _largest(given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer 
     if late_ns >= sent_ns and late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
         return OF_LATE_RANKS, late_ns, LATE_RANKS
     label = cause_label(cause, on_cpu=not given.run_has_device)
-    unsplit = given.figures.exposed_wait_ns is None and has_others(given.analysis)
+    unsplit = may_wait_shares(given.analysis, [cause]).get(cause, 0) >= NOTABLE
     if cause not in MAY_BE_WAITING or not unsplit:
         return cause, ns, label
     if transfer is None:

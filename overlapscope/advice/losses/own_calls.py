@@ -5,10 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.calls.call_rates import dominant_calls, exposed_of_calls_ns
+from overlapscope.advice.calls.call_rates import MOST_ALIKE, dominant_calls, exposed_of_calls_ns
 from overlapscope.advice.last_bucket import last_is_one_gradient
 from overlapscope.advice.losses.after_backward import of_gradients_after_backward
 from overlapscope.advice.losses.exposed_calls import (
+    IN_A_ROW_NS,
     REDUCE,
     average_parameters,
     backward_waits_ns,
@@ -18,13 +19,14 @@ from overlapscope.advice.losses.exposed_calls import (
     reduce_after_optimizer,
     run_on_in_rows,
 )
-from overlapscope.advice.rule_input import RuleInput, ms, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, ms, window_of
 from overlapscope.analysis.common.wording import short
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.whatif.parallelism import shows_ddp
 
 OTHER_WORK: Final = (
@@ -69,7 +71,7 @@ RUN_ON: Final = (
 GATHER: Final = ", or gather beside the next forward"
 ONE_BANDWIDTH: Final = (
     "# transfer takes longer than compute, at {gbs:.3g} GB/s on the bus whatever the size: fewer bytes a step "
-    "(gradient accumulation, a larger local batch, 16 bits), or a faster link"
+    "({accumulation}; a larger local batch; 16 bits), or a faster link"
 )
 WAITS_FOR_EACH: Final = (
     "# calls begin in backward, but compute waits for each: wait once, before the optimizer (async_op=True, a stream "
@@ -89,8 +91,15 @@ FEWER_BYTES: Final = "fewer bytes (16 bits)"
 LINK_IS_LIMIT: Final = (
     "# communication ({comm}) takes longer than the compute beside which it could run ({compute}), in large calls one "
     "after the other, so the link is the limit: compare its rate{rate} with all_reduce_perf of nccl-tests, and see in "
-    "the log of NCCL_DEBUG=INFO which cards and transports NCCL chose; else fewer bytes (16 bits)"
+    "the log of NCCL_DEBUG=INFO which cards and transports NCCL chose; else {accumulation}; or fewer bytes (16 bits)"
 )
+ACCUMULATION: Final = "gradient accumulation"
+NO_SYNC: Final = f"{ACCUMULATION} that reduces once, with model.no_sync() for all micro-batches but the last"
+REDUCE_ONCE: Final = (
+    f"{ACCUMULATION} that reduces between replicas once, with model.set_requires_all_reduce(False) for all "
+    "micro-batches but the last"
+)
+"""Of FSDP2 with hybrid sharding, which all-reduces among replicas what it has scattered."""
 OF_TAIL: Final = 0.3
 """A smaller last bucket is offered where the last call has this share of the exposed time of reductions. A choice: with
 less, calls before it, which wait for the link, would follow it as late."""
@@ -107,7 +116,8 @@ def of_own_calls(given: RuleInput, cause: str) -> str:
         return text if name is None else text.replace("calls", f"calls in {short(name)}", 1)
     narrow = _in_sixteen_bits(given)
     gbs = one_bandwidth_gbs(given)
-    lines = [] if gbs is None else [_without_bits(ONE_BANDWIDTH, narrow=narrow).format(gbs=gbs)]
+    at_one = _without_bits(ONE_BANDWIDTH, narrow=narrow)
+    lines = [] if gbs is None else [at_one.format(gbs=gbs, accumulation=_accumulation(given))]
     waits_ns = backward_waits_ns(given) if cause == "dependency" else 0.0
     if given.is_worth(waits_ns):
         return "\n".join([*lines, WAITS_FOR_EACH.format(most=ms(waits_ns))])
@@ -117,7 +127,7 @@ def of_own_calls(given: RuleInput, cause: str) -> str:
 
 def _without_bits(text: str, *, narrow: bool) -> str:
     """Return advice without that of 16 bits, where these are sent already."""
-    return _without(text, (", 16 bits", "; else fewer bytes (16 bits)", " (16 bits)")) if narrow else text
+    return _without(text, ("; 16 bits", "; or fewer bytes (16 bits)", " (16 bits)")) if narrow else text
 
 
 def _without(text: str, parts: Sequence[str]) -> str:
@@ -141,13 +151,13 @@ def of_gradients(given: RuleInput, cause: str) -> str:
     if "fsdp2" in given.job.frameworks or (cause == "dependency" and not _mostly_reduces(given)):
         return OF_OTHERS[cause]
     in_buckets = shows_ddp(given.run) and bool(given.figures.overlapped_ns)
-    if cause == "dependency" and in_buckets:
-        return f"{IN_BUCKETS}{_rest(given)}{'' if given.run_has_device else ON_CORES}"
     if not in_buckets and not go_beside_backward(given):
         return RUN_ON if run_on_in_rows(given) else OF_OWN_CALLS[cause]
     limit = OF_HOROVOD if "horovod" in given.job.frameworks else _of_link(given)
     if limit is not None:
         return limit
+    if cause == "dependency" and in_buckets:
+        return f"{IN_BUCKETS}{_rest(given)}{'' if given.run_has_device else ON_CORES}"
     gathers = any(row.op == "all_gather" for row in given.analysis.collectives)
     return BESIDE_BACKWARD[cause].format(rest=_rest(given) + GATHER * gathers)
 
@@ -167,20 +177,56 @@ def _rest(given: RuleInput) -> str:
         return ONE_GRADIENT
     if _replays_buckets(given):
         return REPLAY_CAPS
-    return LAST_BUCKET if _of_last_call(given) >= OF_TAIL else FEWER_BYTES
+    return LAST_BUCKET if _last_call_decides(given) else FEWER_BYTES
+
+
+def _accumulation(given: RuleInput) -> str:
+    """Return how to reduce less often, as the framework names it."""
+    if shows_ddp(given.run):
+        return NO_SYNC
+    rows = given.analysis.collectives
+    reduced_ns = given.exposed_ns(row for row in rows if row.op == "all_reduce" and row.dimension in (None, DATA))
+    of_replicas = "fsdp2" in given.job.frameworks and 2 * reduced_ns >= given.exposed_ns(rows)
+    return REDUCE_ONCE if of_replicas else ACCUMULATION
+
+
+def _last_call_decides(given: RuleInput) -> bool:
+    """Return whether the last reduction of each step has much of what reductions expose, and is not behind others that
+    keep the link busy from the first one on: these would end as late whatever their sizes."""
+    return _of_last_call(given) >= OF_TAIL and not _keep_link_busy(given)
+
+
+def _keep_link_busy(given: RuleInput) -> bool:
+    """Return whether the reductions of nearly each step with exposed ones, two or more, run one after the other, from
+    the first to the last."""
+    busy = every = 0
+    for timeline, windows in given.some_at_hand():
+        calls = timeline.collectives
+        rows = rows_named(calls.op, timeline.names, REDUCE.__contains__) & (calls.bytes >= LARGE_BYTES)
+        rows &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
+        own = np.flatnonzero(rows)
+        window = window_of(windows, calls.start_ns[own])
+        for at in values_in(window[window != NONE]).tolist():
+            those = own[window == at]
+            those = those[np.argsort(calls.start_ns[those], kind="stable")]
+            until = np.maximum.accumulate(calls.end_ns[those])
+            busy += those.size > 1 and bool((calls.start_ns[those[1:]] - until[:-1] <= IN_A_ROW_NS).all())
+            every += 1
+    return every > 0 and busy >= MOST_ALIKE * every
 
 
 def _of_link(given: RuleInput) -> str | None:
     """Return that the link is the limit, where large reductions that follow each other are exposed on devices, not the
     last one alone, and communication takes longer than compute; None elsewhere."""
     comm_ns, compute_ns = given.figures.comm_ns or 0, given.figures.compute_ns or 0
-    if not given.run_has_device or comm_ns <= compute_ns or _of_last_call(given) >= OF_TAIL:
+    if not given.run_has_device or comm_ns <= compute_ns or _last_call_decides(given):
         return None
     most = dominant_calls(given)
     if most is None or most.busbw_gbs is None:
         return None
     rate = f" ({most.rate_words(f' over {most.group_size} ranks')})"
-    return LINK_IS_LIMIT.format(comm=ms(comm_ns), compute=ms(compute_ns), rate=rate)
+    words = {"comm": ms(comm_ns), "compute": ms(compute_ns), "rate": rate, "accumulation": _accumulation(given)}
+    return LINK_IS_LIMIT.format(**words)
 
 
 def _of_last_call(given: RuleInput) -> float:

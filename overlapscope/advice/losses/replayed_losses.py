@@ -1,19 +1,28 @@
 """What the recording would have gained without a loss: the dependency graph of all ranks, replayed without it."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.advice.copies.copy_rows import copy_rows, to_host_rows
+from overlapscope.advice.copies.stream_copies import AWAITED, HOLDS_HOST, ON_STREAM, ROWS, TO_HOST_ALONE
 from overlapscope.advice.job_kind import JobKind, job_kind
-from overlapscope.advice.losses.blocked_host import AVOIDED, BY_WORKERS, VERSIONED, instead_of, named_waits, not_at_once
+from overlapscope.advice.losses.blocked_host import (
+    AVOIDED,
+    BY_WORKERS,
+    LOST_NS,
+    VERSIONED,
+    instead_of,
+    named_waits,
+    not_at_once,
+)
 from overlapscope.advice.losses.host_time import LEAST_IDLE, worth_naming
 from overlapscope.advice.losses.largest_loss import USUAL
 from overlapscope.advice.losses.needed_copies import needed_waits
-from overlapscope.advice.losses.stream_copies import BETWEEN, TO_HOST_ALONE
 from overlapscope.advice.replayed_pauses import (
     HOST_TIME,
     host_ns,
@@ -24,13 +33,13 @@ from overlapscope.advice.replayed_pauses import (
 )
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
 from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
+from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.unseen_members import may_not_be_replayed
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
-from overlapscope.analysis.graph.building.host_waits import TO_HOST
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.host_losses import calling_operation
@@ -72,6 +81,10 @@ SLOW_STILL: Final = (
 )
 FIRST_FETCH: Final = (
     "that the first step, whose fetch comes before the first call, loses as much: the mean is of {steps} of {of} steps"
+)
+TOO_EARLY: Final = (
+    "that no more is saved than these waits cost: a replay without them says nothing, as only they kept the optimizer "
+    "behind the calls that it needs"
 )
 NEXT_TO_NOTHING: Final = 0.1
 """A replay that gains less than this share of the loss keeps, for another reason, what these waits cost: it is no gain
@@ -131,9 +144,10 @@ def with_replayed_gains(
     ranks = run.ranks
     if not any(timeline.has_device for timeline in ranks.values()):
         wanted -= {"data_loading"}  # a replay keeps what the host computes for a batch
-    if run.world_size is not None and len(ranks) < run.world_size:
+    communicate = any(size(each.collectives) for each in ranks.values())
+    if len(ranks) < (run.world_size or fewest_ranks(run)) and communicate:
         # Their calls hold waiting for ranks that copy as well: a replay, which keeps it, gains less than all would.
-        wanted -= {"copies_on_compute_stream"}
+        wanted -= ROWS.keys()
     if "blocking_launches" not in by_id and ("data_loading" in wanted or _late_host(by_id) is not None):
         wanted |= {"blocking_calls"} & CHANGES.keys()
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
@@ -171,18 +185,16 @@ def _replayed(found: Sequence[Recommendation], replay: _Replay) -> list[Recommen
     """Return recommendations with what these changes gain, and `blocking_calls` where it is not among them and gains
     enough; without it where little of it is left because hosts need what they wait for (`needed_waits`)."""
     run, graph, window, gains = replay.run, replay.graph, replay.window, replay.gains
-    bound = OPTIMISTIC
-    if len(run.ranks) != run.world_size and any(size(each.collectives) for each in run.ranks.values()):
-        bound = ALONE.format(ranks=rank_list(run.ranks), s="s" if len(run.ranks) == 1 else "")
+    bounds = {name: _bound(run, graph, change) for name, change in replay.changes.items()}
     stay = any(needed_waits(graph, part, run.ranks[part.rank]).any() for part in graph.ranks)
-    of_waits = [KEPT, bound] if stay else [bound]
+    of_waits = [*[KEPT] * stay, bounds.get("blocking_calls", OPTIMISTIC)]
     fewer = FIRST_FETCH.format(steps=replay.fetching_steps, of=replay.steps)
-    of_fetches = [bound, fewer] if replay.fetching_steps < replay.steps else [bound]
+    of_fetches = [bounds.get("data_loading", OPTIMISTIC), *[fewer] * (replay.fetching_steps < replay.steps)]
     assumed = {"blocking_calls": of_waits, "data_loading": of_fetches}
     steps = {"data_loading": replay.fetching_steps}
     bounded = _without_smaller_largest(
         [
-            _bounded(each, gains[each.id], steps.get(each.id, replay.steps), assumed.get(each.id, [bound]))
+            _bounded(each, gains[each.id], steps.get(each.id, replay.steps), assumed.get(each.id, [bounds[each.id]]))
             if each.id in gains
             else each
             for each in found
@@ -196,6 +208,16 @@ def _replayed(found: Sequence[Recommendation], replay: _Replay) -> list[Recommen
     if all(each.id != "blocking_calls" for each in bounded):
         bounded = _with_waits(bounded, replay, least_ns, of_waits)
     return naming_each_other(bounded, graph, window, replay.changes["blocking_calls"], replay.pauses)
+
+
+def _bound(run: Run, graph: Graph, change: Change) -> str:
+    """Return what the gain of a change assumes: where not all ranks were recorded, that those alone change whose work
+    it shortens."""
+    if len(run.ranks) == run.world_size or not any(size(each.collectives) for each in run.ranks.values()):
+        return OPTIMISTIC
+    differs = change.lag_ns != Change.none(graph).lag_ns
+    ranks = [part.rank for part in graph.ranks if (differs & _of_part(graph, part)).any()] or [*run.ranks]
+    return ALONE.format(ranks=rank_list(ranks), s="s" if len(ranks) == 1 else "")
 
 
 def _with_waits(
@@ -246,9 +268,11 @@ def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommenda
 
 
 def _change_for(name: str, found: Mapping[str, Recommendation]) -> Callable[[Graph, Ranks], Change]:
-    """Return the change that a recommendation makes: of copies those of the direction that it is about."""
-    if name in found and found[name].evidence.get(TO_HOST_ALONE):
-        return _without_copies_to_host
+    """Return the change that a recommendation makes: of copies those that it is about."""
+    if name == "blocking_calls" and AWAITED in found and found[AWAITED].evidence.get(HOLDS_HOST):
+        return partial(_without_calls, but_copies=True)
+    if name in ROWS:
+        return partial(_instant_copies, of=name, to_host=bool(found[name].evidence.get(TO_HOST_ALONE)))
     return CHANGES[name]
 
 
@@ -331,6 +355,8 @@ def _each_step(each: Recommendation, gain_ns: int, steps: int) -> int:
 
 def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[str]) -> Recommendation:
     gain = _each_step(each, gain_ns, steps)
+    if gain > each.evidence.get(LOST_NS, gain):
+        return replace(each, assumed=[*each.assumed, TOO_EARLY])
     if each.id == "blocking_calls" and gain < NEXT_TO_NOTHING * (each.loss_ns or 0):
         others = [one for one in each.assumed if AVOIDED not in one]
         return replace(each, assumed=[*others, UNCONFIRMED], evidence={**each.evidence, "replayed_gain_ns": gain})
@@ -402,10 +428,10 @@ def _fetching_steps(graph: Graph, ranks: Ranks, steps: int) -> int:
     return steps
 
 
-def _without_calls(graph: Graph, ranks: Ranks) -> Change:
+def _without_calls(graph: Graph, ranks: Ranks, *, but_copies: bool = False) -> Change:
     """Return a change in which calls that wait for the device return at once, but for allocations and for what the
-    host needs (`needed_waits`)."""
-    return _returning(graph, ranks, allocations=False)
+    host needs (`needed_waits`); with `but_copies` also but for copies that `AWAITED` is of."""
+    return _returning(graph, ranks, allocations=False, but_copies=but_copies)
 
 
 def _without_allocations(graph: Graph, ranks: Ranks) -> Change:
@@ -413,7 +439,7 @@ def _without_allocations(graph: Graph, ranks: Ranks) -> Change:
     return _returning(graph, ranks, allocations=True)
 
 
-def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
+def _returning(graph: Graph, ranks: Ranks, *, allocations: bool, but_copies: bool = False) -> Change:
     change, edges = Change.none(graph), graph.edges
     lag = change.lag_ns.copy()
     for part in graph.ranks:
@@ -422,6 +448,9 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
         chosen = part.blocks & (allocates == allocations)
         if not allocations:
             chosen &= ~needed_waits(graph, part, timeline)
+        if but_copies:
+            by = part.launched_by[np.isin(part.span_row, copy_rows(timeline).awaited)]
+            chosen[by[by >= 0]] = False
         mine = np.flatnonzero(_of_part(graph, part) & (edges.node < part.starts().start))
         mine = mine[chosen[(edges.node[mine] - part.first) % max(part.calls, 1)]]
         kind = edges.kind[mine]
@@ -453,22 +482,16 @@ def _drop_numbers(graph: Graph, ranks: Ranks, lag_ns: Ints) -> None:
         lag_ns[gone] = 0
 
 
-def _without_copies(graph: Graph, ranks: Ranks) -> Change:
-    """Return a change in which copies between host and device take no time."""
-    return _instant_copies(graph, ranks, BETWEEN)
-
-
-def _without_copies_to_host(graph: Graph, ranks: Ranks) -> Change:
-    """Return a change in which copies to the host take no time."""
-    return _instant_copies(graph, ranks, TO_HOST)
-
-
-def _instant_copies(graph: Graph, ranks: Ranks, names: re.Pattern[str]) -> Change:
+def _instant_copies(graph: Graph, ranks: Ranks, *, of: str, to_host: bool = False) -> Change:
+    """Return a change in which the copies that a recommendation is `of` take no time; with `to_host` those to the host
+    alone."""
     change = Change.none(graph)
     lag = change.lag_ns.copy()
     for part in graph.ranks:
         timeline = ranks[part.rank]
-        copies = rows_named(timeline.spans.name[part.span_row], timeline.names, names.search)
+        rows = ROWS[of](copy_rows(timeline))
+        rows = to_host_rows(timeline, rows) if to_host else rows
+        copies = np.isin(part.span_row, rows)
         first = part.ends().start
         mine = np.flatnonzero((graph.edges.kind == RUN_COPY) & _of_part(graph, part) & (graph.edges.node >= first))
         lag[mine[copies[graph.edges.node[mine] - first]]] = 0
@@ -484,6 +507,7 @@ CHANGES: Final[Mapping[str, Callable[[Graph, Ranks], Change]]] = {
     "data_loading": _without_loading,
     "blocking_calls": _without_calls,
     "allocator_churn": _without_allocations,
-    "copies_on_compute_stream": _without_copies,
+    ON_STREAM: partial(_instant_copies, of=ON_STREAM),
+    AWAITED: partial(_instant_copies, of=AWAITED),
 }
 """By id of the recommendation."""

@@ -95,9 +95,11 @@ def sharded_optimizer(given: RuleInput) -> Recommendation | None:
     if given.job.serves or not given.run_has_device:
         return None
     each = [_sharded(given, timeline, windows) for timeline, windows in given.some_ranks()]
+    if not any(one.gather_ns for one in each):
+        each = [_by_turns(given, timeline, windows, "reduce_scatter") for timeline, windows in given.some_ranks()]
     mean = _mean(each)
     if not mean.gather_ns:
-        every = [_all_reduced(given, timeline, windows) for timeline, windows in given.some_ranks()]
+        every = [_by_turns(given, timeline, windows, "all_reduce") for timeline, windows in given.some_ranks()]
         return _of_all_reduced(given, _mean(every))
     if mean.overlapped_ns <= NOTHING * (mean.reduce_ns + mean.gather_ns):
         return _of_both(given, each)
@@ -247,14 +249,15 @@ def _over_data(timeline: RankTimeline, op: str) -> Flags:
     return data & rows_named(calls.op, names, op.__eq__)
 
 
-def _all_reduced(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sharded:
-    """Return the calls of groups that all-reduce, run the optimizer, and then gather as many elements, with nothing
+def _by_turns(given: RuleInput, timeline: RankTimeline, windows: Windows, op: str) -> _Sharded:
+    """Return the calls of groups that reduce by `op`, run the optimizer, and then gather as many elements, with nothing
     computed between the gathers; steps need not be marked.
 
-    The first gathers may follow reductions from before the recording: these alone need not be as many.
+    The first gathers may follow reductions from before the recording: these alone need not be as many, and count where
+    they are as the later ones.
     """
     calls = timeline.collectives
-    reduces, gathers = (_over_data(timeline, op) for op in ("all_reduce", "all_gather"))
+    reduces, gathers = (_over_data(timeline, each) for each in (op, "all_gather"))
     large = (calls.bytes >= LARGE_BYTES) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
     own = np.flatnonzero((reduces | gathers) & large & (calls.launch_ns != NONE))
     own = own[window_of(windows, calls.start_ns[own]) != NONE]
@@ -275,6 +278,8 @@ def _all_reduced(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
         ]
         if not updates or len(updates) < len(gathering) - 1:
             continue
+        if _are_as_later_gathers(timeline, cycles[0], updates[0], gathers, compute):
+            updates.insert(0, cycles[0])
         found += updates
         forward_ns += [
             int(calls.start_ns[after[0]] - calls.end_ns[before[-1]])
@@ -284,6 +289,22 @@ def _all_reduced(given: RuleInput, timeline: RankTimeline, windows: Windows) -> 
     rows = np.concatenate(found) if found else np.empty(0, np.int64)
     forward = fmean(forward_ns) * len(found) / len(windows) if forward_ns else np.inf
     return _of_rows(given, timeline, windows, rows, gathers, forward)
+
+
+def _are_as_later_gathers(timeline: RankTimeline, rows: Ints, later: Ints, gathers: Flags, compute: BusyTime) -> bool:
+    """Return whether these calls are gathers alone, of the bytes of those among the `later` calls, with nothing
+    computed between them: the recording began after the reductions before them."""
+    sizes = timeline.collectives.bytes
+    alike = np.array_equal(sizes[rows], sizes[later[gathers[later]]])
+    return bool(gathers[rows].all()) and alike and _is_between_nothing(timeline, rows, compute)
+
+
+def _is_between_nothing(timeline: RankTimeline, rows: Ints, compute: BusyTime) -> bool:
+    """Return whether nothing is computed from the first of these calls to the last."""
+    calls = timeline.collectives
+    first, last = calls.start_ns[rows].min(), calls.end_ns[rows].max()
+    computed = compute.within(np.array([first]), np.array([last]))
+    return bool(computed[0] <= NOTHING * (last - first))
 
 
 def _gathers_updates(
@@ -299,9 +320,7 @@ def _gathers_updates(
     if not reduces.size or abs(got - sent) > ALIKE * sent:
         return False
     begun = np.searchsorted(begins, calls.launch_ns[[reduces[-1], gathers[0]]])
-    first, last = calls.start_ns[gathers].min(), calls.end_ns[gathers].max()
-    computed = compute.within(np.array([first]), np.array([last]))
-    return bool(begun[1] > begun[0] and computed[0] <= NOTHING * (last - first))
+    return bool(begun[1] > begun[0]) and _is_between_nothing(timeline, gathers, compute)
 
 
 def _sharded(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Sharded:

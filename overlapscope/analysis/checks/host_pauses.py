@@ -46,6 +46,8 @@ MOST_LISTED: Final = 16
 """Pauses listed as evidence, the costliest."""
 MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
+MOST_BEGINS: Final = 4
+"""Pauses of one step of which a title says when they begin. A choice: more are no place."""
 WAIT_OR_NOT: Final = "wait_or_not"
 """In the evidence: whether the pauses perhaps come whether the host waits for its device before them or not."""
 MOSTLY: Final = 0.5
@@ -390,14 +392,26 @@ def _where(found: Sequence[CostlyPause], place: Mapping[str, Any], step_ns: floa
     if not place["one_place"]:
         return ", at several places" if len(found) > 1 else f", after {short(found[0].before)}"
     mostly = "mostly " * (place["elsewhere"] > 0)
-    first: dict[tuple[int, int | None], int] = {}
-    for each in found:  # by begin
-        first.setdefault((each.rank, each.step), each.into_step_ns)
-    there = list(first.values())
-    same = found[0].step is not None and max(there) - min(there) <= WORTH * step_ns
-    into = f", {_from_to(there)} into the step" if same else ""
+    into = _into_step(found, step_ns)
     within = "" if place["inside"] is None else f", in {short(place['inside'])}"
     return f", {mostly}between {short(place['after'])} and {short(place['before'])}{within}{into}"
+
+
+def _into_step(found: Sequence[CostlyPause], step_ns: float) -> str:
+    """Return how far into a step each of its pauses begins, with a comma, where all steps with some agree in all of
+    them; else nothing: the first alone would be taken for the place of all."""
+    begins: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)
+    for each in found:
+        begins[each.rank, each.step].append(each.into_step_ns)
+    each_of = [sorted(own) for own in begins.values()]
+    if found[0].step is None or len({*map(len, each_of)}) > 1 or len(each_of[0]) > MOST_BEGINS:
+        return ""
+    every = list(zip(*each_of, strict=True))
+    if any(max(some) - min(some) > WORTH * step_ns for some in every):
+        return ""
+    *others, last = map(_from_to, every)
+    listed = f"{', '.join(each.removesuffix(' ms') for each in others)} and {last}" if others else last
+    return f", {listed} into the step"
 
 
 def _costs(found: Sequence[CostlyPause], cost_ns: float, when: str) -> str:

@@ -13,7 +13,7 @@ from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.graph.building.stream_waits import compute_lane
-from overlapscope.timeline.columns import COMM, NONE, Spans, take
+from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import sort_order, unique, values_in
 from overlapscope.timeline.run import RankTimeline, Run
@@ -23,6 +23,9 @@ LONGER: Final = 10
 """So many times as long as in any other step. A choice: a slower step has slower ranges, by far less."""
 WORTH: Final = 0.08
 """Least share of the rank's median step."""
+AS_LONG, SEVERAL = 0.5, 2
+"""Where a peer spends this share of it in the range in so many other steps, that is no event of the one step: a host
+that is held back, as its queue is full, waits now in this range, now in that. Choices."""
 SEEN: Final = 0.5
 """Least share of a range in which work of the device was recorded before and after, for its idle time to be known: what
 was launched before a recording began may run at first without being in it. A choice."""
@@ -59,7 +62,7 @@ def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
     found: dict[tuple[int, str], list[_OddRange]] = defaultdict(list)
     for timeline in run.ranks.values():
         for each in _of_rank(timeline):
-            if each.step not in named:
+            if each.step not in named and not _is_of_several_steps(each, run):
                 found[each.step, each.name].append(each)
     longest: dict[int, list[_OddRange]] = {}
     for (step, _), ranks in found.items():
@@ -69,16 +72,14 @@ def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
 
 def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
     """Yield the ranges in which one step, by its mark on the host, alone spends long, on the threads of these marks."""
-    steps, notes = timeline.steps, timeline.annotations
-    whole = np.flatnonzero(~steps.cut)
-    whole = whole[sort_order(steps.start_ns[whole])]
+    whole = _whole_steps(timeline)
     if whole.size < FEWEST_STEPS:
         return
+    steps = timeline.steps
     begin, end, number = steps.start_ns[whole], steps.end_ns[whole], steps.step[whole].tolist()
-    lanes = unique(notes.lane[np.isin(notes.start_ns, steps.start_ns)])
     least_ns = WORTH * float(np.median(end - begin))
     odd = []
-    for name, times in times_in_ranges(timeline, least_ns, lanes=lanes if lanes.size else None).items():
+    for name, times in times_in_ranges(timeline, least_ns, lanes=_lanes_of_marks(timeline)).items():
         inside = BusyTime(times).within(begin, end)
         at = int(inside.argmax())
         others = int(np.delete(inside, at).max())
@@ -93,6 +94,32 @@ def _of_rank(timeline: RankTimeline) -> Iterator[_OddRange]:
             unseen=timeline.has_device and idle_ns is None,
             lead=_lead(timeline.spans, within) if timeline.has_device else None,
         )  # fmt: skip
+
+
+def _whole_steps(timeline: RankTimeline) -> Ints:
+    """Return the rows of the steps that were recorded whole, by begin."""
+    whole = np.flatnonzero(~timeline.steps.cut)
+    return whole[sort_order(timeline.steps.start_ns[whole])]
+
+
+def _lanes_of_marks(timeline: RankTimeline) -> Ints | None:
+    """Return the threads of the marks of steps; None where these are of none."""
+    notes = timeline.annotations
+    lanes = unique(notes.lane[np.isin(notes.start_ns, timeline.steps.start_ns)])
+    return lanes if lanes.size else None
+
+
+def _is_of_several_steps(odd: _OddRange, run: Run) -> bool:
+    """Return whether a peer spends about as long in the range in SEVERAL other steps."""
+    for rank, timeline in run.ranks.items():
+        times = times_in_ranges(timeline, 0.0, {odd.name}, _lanes_of_marks(timeline)) if rank != odd.rank else {}
+        if odd.name not in times:
+            continue
+        steps, whole = timeline.steps, _whole_steps(timeline)
+        inside = BusyTime(times[odd.name]).within(steps.start_ns[whole], steps.end_ns[whole])
+        if ((inside >= AS_LONG * odd.ns) & (steps.step[whole] != odd.step)).sum() >= SEVERAL:
+            return True
+    return False
 
 
 def _lead(spans: Spans, within: Intervals) -> _Lead | None:

@@ -1,16 +1,18 @@
 """Find why a step is an outlier: the range that it has and the other steps of its rank lack, as a checkpoint or an
-evaluation, or else the range in which the host was while the rank idled."""
+evaluation, or else the range in which the host was while the rank idled; or, where it waits, the long step of the rank
+that it waits for: both are one event then."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.outlier_steps import FIGURES
+from overlapscope.analysis.checks.outlier_steps import FIGURES, ODD_LENGTH, WAITS
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import range_of_pause, range_of_step
 from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.cross_rank.wait_transfer import Split
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE
@@ -21,6 +23,10 @@ from overlapscope.timeline.run import RankTimeline, Run
 EXPLAINS: Final = 0.5
 """A range is named where it, or what the idle time in it has more than the longest one of other steps, lasts for at
 least this share of what the step takes, or idles, more than the others."""
+WAITED_STEP: Final = "waited_step"
+"""The evidence of an outlier step that waits for a rank whose own outlier step it is: that step, and ..."""
+WAITED_RANK: Final = "waited_rank"
+"""... that rank."""
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
@@ -29,6 +35,58 @@ def with_ranges(
 ) -> list[Finding]:
     """Return the findings, with the range that explains an outlier step."""
     return [_with_range(each, run, coverage, windows) for each in findings]
+
+
+def with_waited_steps(
+    findings: Sequence[Finding], run: Run, splits: Sequence[Split], windows: Windows
+) -> list[Finding]:
+    """Return the findings; of an outlier step that waits in one call for most of what it takes more, with the outlier
+    step of the rank that came last to that call, in which most of the wait lies."""
+    long = {
+        (rank, each.evidence["step"])
+        for each in findings
+        if each.id.startswith(ODD_LENGTH) and "step" in each.evidence and each.evidence.get("mostly") != WAITS
+        for rank in each.evidence.get("ranks", [each.evidence["rank"]])
+    }
+    return [_with_waited_step(each, long, run, splits, windows) for each in findings]
+
+
+def _with_waited_step(
+    found: Finding, long: Set[tuple[int, int]], run: Run, splits: Sequence[Split], windows: Windows
+) -> Finding:
+    if not found.id.startswith(ODD_LENGTH) or found.evidence.get("mostly") != WAITS:
+        return found
+    ns, last, until_ns = _longest_wait(found.evidence["rank"], found.evidence["step"], run, splits)
+    if ns < EXPLAINS * found.evidence["mostly_more_ns"]:
+        return found
+    for each in windows.get(last, ()):
+        if (last, each.step) not in long or each.window is None:
+            continue
+        start, end = max(each.window[0], until_ns - ns), min(each.window[1], until_ns)
+        if end - start >= EXPLAINS * ns:
+            return replace(
+                found, title=f"{found.title}: the same event as step {each.step} of rank {last}, for which it waits",
+                evidence=found.evidence | {WAITED_STEP: each.step, WAITED_RANK: last},
+            )  # fmt: skip
+    return found
+
+
+def _longest_wait(rank: int, step: int, run: Run, splits: Sequence[Split]) -> tuple[int, int, int]:
+    """Return the longest wait of a rank in a matched call of a step, who came last to that, and when, by its own clock;
+    0 ns for none."""
+    longest = (0, NONE, 0)
+    for split in splits:
+        block = split.block
+        if rank not in block.ranks:
+            continue
+        row = block.ranks.index(rank)
+        of_step = np.flatnonzero(run.ranks[rank].collectives.step[block.rows[row]] == step)
+        if of_step.size:
+            at = of_step[split.wait_ns[row, of_step].argmax()]
+            last = int(split.last[at])
+            own = (int(split.wait_ns[row, at]), block.ranks[last], int(block.start_ns[last, at]))
+            longest = max(longest, own, key=lambda each: each[0])
+    return longest
 
 
 def _with_range(found: Finding, run: Run, coverage: Mapping[int, Coverage], windows: Windows) -> Finding:

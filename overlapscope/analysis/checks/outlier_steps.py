@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
 from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.analysis.per_rank.longer_step import LongerStep, longer_step
 from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline, Run
@@ -53,6 +55,14 @@ while they differ by at most this share of their number. Choices: an evaluation 
 optimizer, where each micro-batch is a step."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
 """The checked figures: name, verb for the title, position in a step's tuple."""
+ODD_LENGTH: Final = "odd_step:window_ns:"
+"""Begin of the ids of findings on the length of a step."""
+WAITS: Final = "waits for other ranks"
+"""What a step mostly does for longer, in its title and as evidence (`mostly`)."""
+OTHER_WORK: Final = "kernels_of_others"
+"""Evidence of a step that does other work than the others: the most kernels that one of these runs."""
+LONGER_KERNELS: Final = "longer_kernels"
+"""Evidence of a step that computes longer in the same kernels: fields of `LongerStep`."""
 MAX_STEPS: Final = 4
 """Steps of a figure with a finding of their own, those on the most ranks; the others share one finding."""
 MAX_RANKS: Final = 64
@@ -146,7 +156,9 @@ def outlier_steps(
             most = _most(found)
             mostly = _mostly(most, ranks[most.rank], waited_ns) if name == "window_ns" else None
             works = more_work.get((most.rank, most.step)) if name == "window_ns" else None
-            findings.append(_finding(name, verb, found, known_from, mostly, works))
+            told = _finding(name, verb, found, known_from, mostly, works)
+            unexplained = run is not None and name == "window_ns" and mostly is None and works is None
+            findings.append(_with_longer(told, most, ranks[most.rank], run) if unexplained and run else told)
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
@@ -317,7 +329,7 @@ def _mostly(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> tuple[str, floa
     """Return what most of the longer step is, with how long that is more than usual, where it is known."""
     more_ns = _waits(odd, steps, waited_ns)
     if more_ns is not None:
-        return "waits for other ranks", more_ns
+        return WAITS, more_ns
     idle = {step[0]: step[4] for step in _kind_of(odd.step, steps) if step[4] is not None}
     own_ns = idle.pop(odd.step, None)
     if own_ns is None or not idle:
@@ -368,7 +380,7 @@ def _finding(
         evidence |= {"mostly": mostly[0], "mostly_more_ns": mostly[1]}
         what = f"{what}; it {mostly[0]} for {format_ms(mostly[1])} more than usual"
     if works is not None:
-        evidence |= {"kernels": works.kernels, "kernels_of_others": works.usual_kernels}
+        evidence |= {"kernels": works.kernels, OTHER_WORK: works.usual_kernels}
         what = (
             f"{what}; it computes for {format_ms(works.computes_ns)} more than usual, in {works.kernels} kernels, not "
             f"{works.usual_kernels}: other work on each rank, as an evaluation, or the optimizer where "
@@ -391,6 +403,36 @@ def _finding(
         evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
         known_from=_basis(found, known_from),
     )
+
+
+def _with_longer(found: Finding, odd: OutlierStep, steps: Steps, run: Run) -> Finding:
+    """Return the finding with why the step computes longer, where that is most of what it takes more, in the same
+    kernels."""
+    computed = {step[0]: step[3] for step in _kind_of(odd.step, steps) if step[3] is not None}
+    own_ns = computed.pop(odd.step, None)
+    if own_ns is None or not computed or not run.ranks[odd.rank].has_device:
+        return found
+    more_ns = own_ns - statistics.median(computed.values())
+    longer = longer_step(run.ranks[odd.rank].at_hand(), odd.step, list(computed))
+    if longer is None or more_ns < MOSTLY * odd.more_ns:
+        return found
+    return replace(
+        found,
+        title=f"{found.title}; it computes for {format_ms(more_ns)} more than usual, in the same {longer.kernels} "
+        f"kernels: {longer_words(longer)}",
+        evidence=found.evidence | {"more_compute_ns": more_ns, LONGER_KERNELS: to_builtins(longer)},
+    )
+
+
+def longer_words(longer: LongerStep) -> str:
+    """Return why the same kernels took longer, in words."""
+    times, of_optimizer = f"{longer.times:.2f} times as long", f"{longer.optimizer_times:.2f} times"
+    if not longer.slower_device:
+        return (
+            f"all but the optimizer's take {times}, those {of_optimizer}: more to compute, as with a longer batch or "
+            "longer sequences, and no slower device"
+        )
+    return f"nearly all take {times}, the optimizer's, too ({of_optimizer}): a lower clock, or another process there"
 
 
 def _others(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:

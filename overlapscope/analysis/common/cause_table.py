@@ -283,7 +283,9 @@ TRANSFERS: Final = ("slow_transfer", "ahead", "dependency", "host_waited", "tail
 TRANSFER: Final = "transfer, once all ranks had come"
 """... and the label of their sum."""
 MAY_BE_WAITING: Final = frozenset({"ahead", "dependency", "host_waited", "tail"})
-"""Causes that hold waiting for other ranks where calls are not split."""
+"""Causes that hold waiting for other ranks where calls are not split, ..."""
+NOTABLE: Final = 0.05
+"""... which is said where these have at least this share of the cause's time. A choice."""
 START_OF_RECORDING: Final = "start_of_recording"
 """The cause of exposed and of idle time that is no loss of the job, but of its recording: GPU-hours are without it."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)

@@ -30,6 +30,7 @@ class LateStarts(msgspec.Struct, kw_only=True, frozen=True):
     rank: int
     """The rank that has most of it."""
     most_ns: int
+    """How much that is."""
     mean_ns: int
     """Mean over the ranks that figures are of."""
 

@@ -5,6 +5,7 @@ by `scope.step`, stated by a training log, or passed as options, in this order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -30,6 +31,10 @@ HOURS_A_DAY: Final = 24
 TFLOP: Final = 1e12
 ALIKE: Final = 1.1
 """Recorded ranks stand for the others of the job only where none of them processed more than this times another."""
+ROLES: Final = 3.0
+"""Recorded ranks stand for the others in GPU-hours only where none of them computes more than this times as long as
+another: else they have roles, as a parameter server and its workers, and which role the others have is not known. A
+choice: stages and experts differ by less."""
 ITERATION: Final = "iteration"
 NO_STEP: Final = "no complete step was recorded"
 KnownFrom = Literal["recorded", "log", "option"]
@@ -60,6 +65,9 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     devices_at_least: bool = False
     """Whether that is a lower bound, above the number of recorded ranks: so are amounts of the job that were taken from
     recorded ranks, and its GPU-hours."""
+    roles_differ: bool = False
+    """Whether not all ranks were recorded, and those that were compute so differently that they stand for no others:
+    GPU-hours are then of the recorded ranks alone."""
     on_device: bool
     """False for CPU runs, which spend no GPU-hours."""
     device: str | None
@@ -112,6 +120,11 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     idle_price_a_day: float | None = None
     reasons: dict[str, str] = {}
     """Why a figure is null, by its name."""
+
+    @property
+    def paid_devices(self) -> int | None:
+        """Return how many devices GPU-hours are of."""
+        return self.ranks if self.roles_differ else self.devices
 
 
 class Stated(msgspec.Struct, kw_only=True, frozen=True):
@@ -176,6 +189,11 @@ def throughput(
         ranks=len(windows) or len(timed),
         devices=devices,
         devices_at_least=not run.world_size and (devices or 0) > len(run.ranks),
+        roles_differ=(devices or 0) > len(windows or timed)
+        and _have_roles(
+            [[its.compute_ns for step in steps if rank in step for its in (step[rank][1],)] for rank in windows]
+            or [[figures[rank][0].compute_ns] for rank in timed]
+        ),
         on_device=any(each.has_device for each in run.ranks.values()),
         device=_text(run.fingerprint.get("device")),
         time_ns=time_ns,
@@ -191,6 +209,12 @@ def throughput(
     return with_stated(_with_goodput(_with_losses(found, parts, repeated, late), run, alone), Stated())
 
 
+def _have_roles(computed: Sequence[Sequence[int | None]]) -> bool:
+    """Return whether ranks compute so differently that they have roles, by what each computes in its windows."""
+    means = [fmean(each or 0 for each in own) for own in computed if own]
+    return len(means) > 1 and max(means) > ROLES * min(means)
+
+
 def _with_losses(
     found: Throughput, parts: Sequence[Breakdown], repeated: RepeatedPart | None, late: LateStarts | None
 ) -> Throughput:
@@ -198,7 +222,7 @@ def _with_losses(
     late_ns = 0 if late is None else late.mean_ns * found.ranks
     exposed, idle = _fractions(parts, repeated, late_ns)
     lost = late_ns / (_repeated_ns(parts) + late_ns) if late_ns else None
-    hours = gpu_hours_a_day(lost, found.devices) if found.devices else None
+    hours = gpu_hours_a_day(lost, found.paid_devices) if found.paid_devices else None
     return replace(
         found, late_starts=late, late_starts_gpu_hours_a_day=hours, exposed_fraction=exposed, idle_fraction=idle
     )
@@ -246,7 +270,7 @@ def _with_hours(found: Throughput, stated: Stated) -> Throughput:
     figures: dict[str, float | None] = {"price_per_gpu_hour": price}
     reasons = dict(found.reasons)
     for name, fraction in (("exposed", found.exposed_fraction), ("idle", found.idle_fraction)):
-        hours = gpu_hours_a_day(fraction, found.devices) if found.on_device and found.devices else None
+        hours = gpu_hours_a_day(fraction, found.paid_devices) if found.on_device and found.paid_devices else None
         figures[f"{name}_gpu_hours_a_day"] = hours
         figures[f"{name}_price_a_day"] = None if hours is None or price is None else hours * price
         if hours is None:

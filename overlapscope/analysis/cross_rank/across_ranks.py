@@ -244,3 +244,15 @@ def _in_same_steps(run: Run, block: MatchedCalls) -> bool:
     steps = [run.ranks[rank].collectives.step[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
     first = steps[0]
     return bool((first != NONE).all() and all((each == first).all() for each in steps) and unique(first).size > 1)
+
+
+def first_span_ns(run: Run, clocks: Clocks) -> int:
+    """Return when the first span of any rank began, on the aligned clock: all moments that are shown are after that.
+
+    Raises ValueError where there is no span.
+    """
+    return min(
+        int(clocks.aligned_ns(rank, np.array([each.spans.start_ns.min()]))[0])
+        for rank, each in run.ranks.items()
+        if each.num_spans
+    )

@@ -8,14 +8,14 @@ apart in one group must be so in every other. A cut recording is placed among th
 recorded other steps are compared in the steps that they share.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.call_numbering import FEWEST, could_not_place, is_part, place_of
+from overlapscope.analysis.cross_rank.call_numbering import CUT, FEWEST, could_not_place, is_part, place_of
 from overlapscope.analysis.cross_rank.clock_offsets import connected
 from overlapscope.analysis.cross_rank.early_calls import call_lanes
 from overlapscope.analysis.cross_rank.end_noise import (
@@ -24,13 +24,15 @@ from overlapscope.analysis.cross_rank.end_noise import (
     USUALLY,
     as_exact,
     beyond_gap,
+    in_its_part,
     noise_beside,
     noises,
     of_one_group_ns,
 )
 from overlapscope.analysis.cross_rank.group_calls import GroupCalls
+from overlapscope.analysis.cross_rank.several_groups import MOST_RANKS, contradicting
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import NONE, Codes, Floats, Ints
+from overlapscope.timeline.columns import NONE, Codes, Flags, Floats, Ints
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
@@ -44,13 +46,17 @@ NOISES: Final = 3.0
 EVEN_NS: Final = 50_000.0
 """Noises up to this are alike: then the set is believed whose clocks are closer, as those of most machines are."""
 SHOWN: Final = 4
-"""Fewer calls than this show no noise: other groups come first."""
+"""Fewer calls than this show no noise: other groups come first ..."""
+EXACT_NS: Final = 2_000.0
+FEWEST_EXACT: Final = 3
+"""... unless so many calls move apart by no more than this on all ranks: others do so by chance in one of thousands."""
 MOST_ENDS: Final = 1 << 17
 FEWEST_ENDS: Final = 64
 MOST_CALLS: Final = 1024
 """Of the tracks that are compared, so many ends in all, and for each track."""
 FEWEST_SHARED: Final = 2
 """So many steps are shared by ranks that recorded others, too: in one, calls of several groups look alike."""
+CUT_TOO: Final = f", or {CUT}"
 MOST_SETS: Final = 64
 """A set is compared with so many others."""
 
@@ -62,6 +68,7 @@ class _Track(msgspec.Struct, frozen=True, kw_only=True):
     place: Ints
     """Positions of the calls in the table."""
     kind: Codes
+    start_ns: Ints
     end_ns: Ints
     step: Ints
     lasted_ns: float
@@ -106,6 +113,12 @@ class _Set(msgspec.Struct, frozen=True, kw_only=True):
         return self.members[0].track
 
     @property
+    def shown(self) -> bool:
+        """Whether its calls are so many, or so exact, that they are no others that look alike."""
+        exact = self.noise_ns <= EXACT_NS and len(self.members) > 1
+        return self.calls >= (FEWEST_EXACT if exact else SHOWN)
+
+    @property
     def calls(self) -> int:
         return self.first.place.size
 
@@ -143,7 +156,7 @@ def divide(run: Run, calls: GroupCalls) -> DividedCalls | None:
     alike: dict[bytes, list[_Track]] = {}
     for track in tracks:
         alike.setdefault(track.kind.tobytes(), []).append(track)
-    found = [each for same in alike.values() for each in _ending_together(same, run.world_size)]
+    found = [each for same in alike.values() for each in _ending_together(run, same)]
     found.sort(key=_trust)
     known: list[_Set] = []
     for each in found:
@@ -164,14 +177,14 @@ def divide(run: Run, calls: GroupCalls) -> DividedCalls | None:
 
 def _shown(made: Sequence[_Set]) -> list[_Set]:
     """Return the sets with enough calls, and those of ranks that these connect: few calls may look alike by chance."""
-    joined = connected([each.ranks for each in made if each.calls >= SHOWN])
-    return [each for each in made if each.calls >= SHOWN or any(set(each.ranks).issubset(ranks) for ranks in joined)]
+    joined = connected([each.ranks for each in made if each.shown])
+    return [each for each in made if each.shown or any(set(each.ranks).issubset(ranks) for ranks in joined)]
 
 
 def _trust(each: _Set) -> tuple[float, ...]:
     """Return the key by which sets that are believed more come first."""
     noise, spread = max(each.noise_ns, EVEN_NS), max(each.spread_ns, TOGETHER_NS)
-    return each.calls < SHOWN, noise, spread, -len(each.members), -each.calls
+    return not each.shown, noise, spread, -len(each.members), -each.calls
 
 
 def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
@@ -182,19 +195,23 @@ def _tracks(run: Run, calls: GroupCalls) -> list[_Track] | None:
         lane = call_lanes(timeline)[calls.row[own]]
         if not timeline.has_device or (lane == NONE).any():
             return None
-        lasted = calls.end_ns[own] - timeline.collectives.start_ns[calls.row[own]]
+        start_ns = timeline.collectives.start_ns[calls.row[own]]
+        lasted = calls.end_ns[own] - start_ns
         for each in unique(lane).tolist():
             chosen = np.flatnonzero(lane == each)
             at = own.start + chosen
             middle = float(np.median(lasted[chosen]))
             step = timeline.collectives.step[calls.row[at]]
             found.append(
-                _Track(rank=rank, place=at, kind=kind[at], end_ns=calls.end_ns[at], step=step, lasted_ns=middle)
-            )
+                _Track(
+                    rank=rank, place=at, kind=kind[at], start_ns=start_ns[chosen], end_ns=calls.end_ns[at], step=step,
+                    lasted_ns=middle,
+                )
+            )  # fmt: skip
     return found
 
 
-def _ending_together(tracks: Sequence[_Track], world_size: int | None) -> list[_Set]:
+def _ending_together(run: Run, tracks: Sequence[_Track]) -> list[_Set]:
     """Divide tracks of the same kinds of calls into those whose ends keep one distance, at most one of each rank.
 
     Ranks that do so far less exactly than those of a set before are not a set (`of_one_group_ns`): each may have a peer
@@ -206,7 +223,7 @@ def _ending_together(tracks: Sequence[_Track], world_size: int | None) -> list[_
     exact, most_exact = between.copy(), float(between.min())
     nearest = exact.argmin(axis=1)
     left = np.arange(len(tracks))
-    everyone = world_size is not None and unique(ends.rank).size >= world_size
+    everyone = run.world_size is not None and unique(ends.rank).size >= run.world_size
     alone, largest = len(tracks), 0
     found: list[_Set] = []
     while left.size:
@@ -214,7 +231,9 @@ def _ending_together(tracks: Sequence[_Track], world_size: int | None) -> list[_
         limit_ns = np.inf
         if found and not (everyone and alone <= largest):
             limit_ns = of_one_group_ns(most_exact, float(np.delete(between[first], left).min()))
-        own = _ending_with(ends, first, left, limit_ns)
+        near = _ending_with(ends, first, left, limit_ns)
+        near = near[_of_its_part(ends, first, near, between[first], nearest, exact)]
+        own = near[_possible(run, [tracks[at] for at in near], between[first][near])]
         found.append(_set_of(tracks, ends, first, own))
         if own.size > 1:
             alone, largest = alone - own.size, max(largest, own.size)
@@ -238,6 +257,28 @@ def _ending_with(ends: _Ends, first: int, left: Ints, limit_ns: float) -> Ints:
     beside = noise_beside(ends.end_ns[near], int(np.flatnonzero(near == first)[0]), ends.rank[near])
     own: Ints = near[~beyond_gap(beside, least_ns[order], ends.end_ns.shape[1], limit_ns)]
     return own
+
+
+def _of_its_part(ends: _Ends, first: int, near: Ints, noise_ns: Floats, nearest: Ints, exact: Floats) -> Flags:
+    """Return which tracks near the first one are in its part of them (`in_its_part`)."""
+    row = np.full(ends.rank.size, -1)
+    row[near] = np.arange(near.size)
+    best = nearest[near]
+    return in_its_part(ends.end_ns[near], int(row[first]), noise_ns[near], row[best], exact[near, best])
+
+
+def _possible(run: Run, tracks: Sequence[_Track], noise_ns: Floats) -> Flags:
+    """Return which tracks may be of one group: of two of which each ended calls before the other began them, the one
+    that is more exact beside the first one, by their noise beside it (its own is infinite)."""
+    seen = tracks[:MOST_RANKS]
+    start, end = (np.array([getattr(each, side)[:MOST_CALLS] for each in seen]) for side in ("start_ns", "end_ns"))
+    apart = contradicting(run, [each.rank for each in seen], start, end)
+    may = np.ones(len(tracks), np.bool_)
+    kept: list[int] = []
+    for at in np.argsort(np.where(np.isinf(noise_ns), -1.0, noise_ns)[: len(seen)], kind="stable").tolist():
+        may[at] = not apart[at, kept].any()
+        kept += [at] * bool(may[at])
+    return may
 
 
 def _set_of(tracks: Sequence[_Track], ends: _Ends, first: int, own: Ints) -> _Set:
@@ -426,12 +467,13 @@ def _reasons(sets: Sequence[_Set], alone: Sequence[_Track]) -> tuple[str, ...]:
     cut: dict[int, list[_Track]] = {}
     other: list[_Track] = []
     longer = {each.first.kind.tobytes(): at for at, each in reversed(list(enumerate(sets)))}
-    parts_of: dict[bytes, list[int]] = {}
+    having = {key: {rank for each in sets if each.first.kind.tobytes() == key for rank in each.ranks} for key in longer}
+    parts_of: dict[bytes, list[bytes]] = {}
     for track in alone:
         key = track.kind.tobytes()
         if key not in parts_of:
-            parts_of[key] = [at for at in longer.values() if is_part(track.kind, sets[at].first.kind)]
-        at = next((at for at in parts_of[key] if track.rank not in sets[at].ranks), None)
+            parts_of[key] = [own for own, at in longer.items() if is_part(track.kind, sets[at].first.kind)]
+        at = next((longer[own] for own in parts_of[key] if _may_lack(track, sets[longer[own]], having[own])), None)
         if at is None:
             other.append(track)
         else:
@@ -442,8 +484,22 @@ def _reasons(sets: Sequence[_Set], alone: Sequence[_Track]) -> tuple[str, ...]:
         found.append(could_not_place((of.calls, of.first.rank), (few.place.size, few.rank), ranks))
     if other:
         count, ranks = sum(track.place.size for track in other), sorted({track.rank for track in other})
+        every = [*other, *(each.first for each in sets)]
+        lack = "" if len({_steps(track) for track in every}) == 1 and _steps(every[0]) else CUT_TOO
         found.append(
             f"no other rank made the {count} calls of rank {list_some(ranks)} in the same order and at the same times: "
-            "they are of other groups, or the recordings are sampled or cut, and are not paired by order"
+            f"they are of other groups{lack}, and are not paired by order"
         )
     return tuple(found)
+
+
+def _may_lack(track: _Track, longer: _Set, having: Container[int]) -> bool:
+    """Return whether a rank's calls may be those of a longer set, the others of which were not recorded on it: not on a
+    rank that made such calls on another stream, nor where both are known to be of the same steps."""
+    steps = _steps(track)
+    return track.rank not in having and not (steps and steps == _steps(longer.first))
+
+
+def _steps(track: _Track) -> frozenset[int]:
+    """Return the steps of a track's calls, without calls of no known step."""
+    return frozenset(unique(track.step).tolist()) - {NONE}

@@ -124,6 +124,16 @@ def optimizer_cycles(run: Run, clocks: Clocks) -> dict[int, tuple[tuple[int, int
     return windows if np.ptp(np.array(ends), axis=0).max() <= TOGETHER * shortest_ns else {}
 
 
+def own_cycle_ends(timeline: RankTimeline) -> Ints:
+    """Return when the optimizers of a rank without marks of steps ended on its device, ascending, in ns on its own
+    clock; empty where steps are marked, and where the cycles of this rank are not alike, as above."""
+    own = None if size(timeline.steps) else _cycles(timeline.at_hand())
+    like = None if own is None else own.cycle(-2)
+    if own is None or like is None or like.products < FEWEST_PRODUCTS or not own.all_like(like):
+        return np.empty(0, np.int64)
+    return own.ends_ns[:-1]
+
+
 def _cycles(timeline: RankTimeline) -> _Cycles | None:
     """Return a rank's cycles; None without kernels of an optimizer, and of several recordings.
 

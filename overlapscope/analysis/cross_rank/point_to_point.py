@@ -18,6 +18,7 @@ from overlapscope.analysis.cross_rank.early_calls import are_early, not_placed
 from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import NONE, Collectives, Floats, Ints
+from overlapscope.timeline.message_groups import messages_in_ranges
 from overlapscope.timeline.run import RankTimeline, Run
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
@@ -81,7 +82,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
                 batches.setdefault(group, {})[rank] = rows
             elif peer == NONE:
                 unmatched += rows.size
-                reasons.append(_says_no_peer(group, op))
+                reasons.append(_says_no_peer(group, op, places=_states_places(timeline, rows)))
             elif peer not in run.ranks or peer == rank:
                 unmatched += rows.size
                 reasons.append(f"{named(group)}: sends and receives with ranks that were not recorded are not paired")
@@ -163,7 +164,18 @@ def _as_call_of_both(run: Run, pair: MessagePairs) -> MatchedCalls:
     )  # fmt: skip
 
 
-def _says_no_peer(group: str | None, op: str) -> str:
+def _states_places(timeline: RankTimeline, rows: Ints) -> bool:
+    """Return whether ranges state the places in a group from which and to which all of these messages go."""
+    stated = messages_in_ranges(timeline)
+    return stated is not None and bool((stated[1][rows] != NONE).all())
+
+
+def _says_no_peer(group: str | None, op: str, *, places: bool = False) -> str:
+    if places:
+        return (
+            f"{named(group)}: ranges say at which place of their group the peers of {op} calls are, but nothing says "
+            "which ranks this group has; they are not paired"
+        )
     return f"{named(group)}: the recording does not say with which rank its {op} calls are; they are not paired"
 
 

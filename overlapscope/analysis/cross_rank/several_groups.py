@@ -1,6 +1,7 @@
 """Drop nameless calls that cannot be of one group: no member leaves a call before all have begun, and where the sources
 list the groups, one of them holds all its members; of calls launched before the recording, one that later ones name."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
 from overlapscope.timeline.causality import SURE, contradicted, contradicted_parts
-from overlapscope.timeline.columns import NONE, Flags
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
@@ -37,7 +38,7 @@ def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
                     f"by order: no {groups} has these ranks, so they are calls of several groups"
                 )
                 continue
-            apart = np.argwhere(_apart(block, one_time=share_host_clock(run.ranks[rank] for rank in block.ranks)))
+            apart = np.argwhere(contradicting(run, block.ranks, block.start_ns, block.end_ns))
             if apart.size:
                 dropped[at] = _reason(block, *(block.ranks[place] for place in apart[0].tolist()))
     if not dropped:
@@ -81,10 +82,10 @@ def _in_no_group_of_launched_calls(run: Run, block: MatchedCalls) -> bool:
     return not any(set(block.ranks) <= known[name] for name in set().union(*launched))
 
 
-def _apart(block: MatchedCalls, *, one_time: bool) -> Flags:
-    """Return which two ranks, by their places, cannot be members of one group."""
-    start, end = (times[:MOST_RANKS, :MOST_CALLS] for times in (block.start_ns, block.end_ns))
-    if one_time:
+def contradicting(run: Run, ranks: Sequence[int], start_ns: Ints, end_ns: Ints) -> Flags:
+    """Return which two of the first ranks, by their places, cannot have made these calls together; a rank a row."""
+    start, end = (times[:MOST_RANKS, :MOST_CALLS] for times in (start_ns, end_ns))
+    if share_host_clock(run.ranks[rank] for rank in ranks):
         whole: Flags = contradicted(start[:, None], end[:, None])[:, :, 0]
         return whole
     return contradicted_parts(start, end) >= SURE

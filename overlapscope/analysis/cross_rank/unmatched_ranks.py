@@ -8,11 +8,13 @@ import numpy as np
 from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.display import list_some
+from overlapscope.ingest.build.kernel_names import HOST_COLLECTIVE
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.operations import ROOTED, UNNAMED
 from overlapscope.timeline.run import RankTimeline, Run
 
 NO_CALLS: Final = "no collective with times was recorded on any rank: there is nothing to pair"
+ON_HOSTS: Final = "no collective ran on a device, and those on hosts (gloo) are not paired"
 ROOTED_ALONE: Final = (
     "ranks share no call that all members of a group must reach before it ends: of calls with a root, such as "
     "broadcasts, it is not known how much of them is waiting"
@@ -59,7 +61,10 @@ def _nothing_shared(run: Run) -> str:
     unnamed = sum(_of_unnamed_operation(timeline) for timeline in run.ranks.values())
     if 2 * unnamed > timed:
         return not_named(unnamed, of=timed)
-    return NOT_SHARED if timed else NO_CALLS
+    if timed:
+        return NOT_SHARED
+    on_hosts = any(map(HOST_COLLECTIVE.match, (name for each in run.ranks.values() for name in each.names)))
+    return ON_HOSTS if on_hosts else NO_CALLS
 
 
 def _ranks_with_roots(run: Run) -> int:

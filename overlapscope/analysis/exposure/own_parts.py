@@ -7,12 +7,13 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import SAMPLED
+from overlapscope.analysis.cross_rank.optimizer_cycles import own_cycle_ends
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting
 from overlapscope.analysis.exposure.last_met import at_end_ns, computed_on
 from overlapscope.analysis.exposure.owned_comm import OwnedComm, of_rows, own_communication
 from overlapscope.analysis.graph.call_queue import Queue
 from overlapscope.analysis.graph.found_causes import Ahead, OwnCauses
-from overlapscope.analysis.per_rank.following_compute import following
+from overlapscope.analysis.per_rank.following_compute import Following, cycles_at, following
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
     BusyTime,
@@ -34,7 +35,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     queued_ns: Ints
     """For how long from both to the start calls of another operation or group held it on its stream."""
     optimizer_seen: Flags
-    """Whether the optimizer of its step was recorded; without it, `depends` is not known, but of serial calls."""
+    """Whether the optimizer of its step was recorded, or of its cycle where no step is marked; without it, `depends` is
+    not known, but of serial calls. So it is of `before_optimizer` and the next ones: a cycle is the step there."""
     before_optimizer: Flags
     """Whether the optimizer, and nothing else before that has ended, follows in its step
     (`Following.before_optimizer`)."""
@@ -68,7 +70,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     ready = _ready(timeline, launch)
     # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
     known = (launch != NONE) & (ready != NONE) & (causes.reason not in (SAMPLED, "unexplained_waits"))
-    step, after = of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
+    step, after = _followed(timeline, own_comm)
     serial, next_ns = _serial(timeline, own_comm), _next_compute_ns(timeline, own_comm)
     before_optimizer = after.before_optimizer(step, own_comm.start_ns, own_comm.end_ns)
     awaited = (next_ns != NONE) & (serial | _ends_with_it(timeline, own_comm, next_ns))
@@ -86,6 +88,15 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
         ahead=causes.ahead,
         waiting=waiting,
     )
+
+
+def _followed(timeline: RankTimeline, own_comm: OwnedComm) -> tuple[Ints, Following]:
+    """Return the step of each owner, NONE where none is known, and what steps compute; where none is marked, steps are
+    the cycles of the optimizer: what follows its gradients alone is then known as well."""
+    ends_ns = own_cycle_ends(timeline)
+    if not ends_ns.size:
+        return of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
+    return cycles_at(ends_ns, own_comm.start_ns), following(timeline, ends_ns)
 
 
 def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:

@@ -126,6 +126,9 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     """Of the part `compute`: for how long such a host collected garbage, as capture noted it."""
     computed_in_calls_ns: int = 0
     """Of the communication: for how long the threads that make the calls computed in them, without a device."""
+    gaps_beside_work_ns: int = 0
+    """Of the part `idle`: for how long the device did anything else beside these gaps, mostly communicate. Such time is
+    no idle time of the rank: tables of causes have it in exposed communication."""
 
 
 class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +191,9 @@ class Moment(NamedTuple):
     rank: int
     start_ns: int
     end_ns: int
+    in_call: str | None = None
+    """The call that the rank is in at its end, where no compute or copy follows in the recording; None where one does,
+    whose start is then explained."""
 
 
 class ExplainedSpan(msgspec.Struct, kw_only=True, frozen=True):

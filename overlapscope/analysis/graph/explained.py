@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WITHOUT_HOST
-from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, first_span_ns, match_and_align
 from overlapscope.analysis.graph.answers import (
     HIDDEN_WAITS,
     REFUSED,
@@ -39,6 +39,7 @@ from overlapscope.timeline.columns import COMM, COMPUTE, NONE, SPAN_KINDS, HostS
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.operations import UNNAMED
 from overlapscope.timeline.python_stack import stack_of_launch
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_OF_RANK: Final = 5
@@ -70,7 +71,7 @@ class RunChains:
     @cached_property
     def origin_ns(self) -> int:
         """When the first span of any rank began, on the aligned clock."""
-        return _origin_ns(self._run, self._cross_rank)
+        return first_span_ns(self._run, self._cross_rank.clocks)
 
     @cached_property
     def _late_ns(self) -> Mapping[int, Ints]:
@@ -89,6 +90,15 @@ class RunChains:
                 return msgspec.structs.replace(found, python=_python_stack(known, row, own_ns))
         ends = np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
         first, last = self._cross_rank.clocks.aligned_ns(rank, ends).tolist()
+        own_ns = int(self._cross_rank.clocks.own_ns(rank, np.array([moment]))[0])
+        running = np.flatnonzero((known.spans.start_ns <= own_ns) & (known.spans.end_ns > own_ns))
+        if running.size:
+            call = int(running[known.spans.end_ns[running].argmax()])
+            (end,) = self._cross_rank.clocks.aligned_ns(rank, known.spans.end_ns[call : call + 1]).tolist()
+            raise UsageError(
+                f"{after_ns / 1e6:.3f} ms: rank {rank} is in {_call_name(known, call)} until "
+                f"{(end - self.origin_ns) / 1e6:.3f} ms, and no compute follows in the recording that could wait for it"
+            )
         if first <= moment < last:
             raise UsageError(
                 f"{after_ns / 1e6:.3f} ms lies between two recorded parts of rank {rank}: nothing recorded followed"
@@ -202,19 +212,22 @@ def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
     """Return the longest times without compute and copies, the longest first; of ranks that lose the same time, the one
     that loses most of it. What lies between two recorded parts is no loss."""
     cross_rank = match_and_align(run)
-    found = []
+    found: list[Moment] = []
     for rank, timeline in run.ranks.items():
         if not timeline.num_spans:
             continue
         start, end = (cross_rank.clocks.aligned_ns(rank, each) for each in _without_work(timeline.at_hand()))
         longest = np.argsort(start - end, kind="stable")[: MOST_OF_RANK * len(run.ranks)]
-        found += [(int(end[at] - start[at]), int(start[at]), int(end[at]), rank) for at in longest.tolist()]
-    origin_ns = _origin_ns(run, cross_rank) if found else 0
+        found += [Moment(rank, int(start[at]), int(end[at])) for at in longest.tolist()]
+        for since, until, call in _last_calls(timeline):
+            begun, ended = cross_rank.clocks.aligned_ns(rank, np.array([since, until])).tolist()
+            found.append(Moment(rank, begun, ended, call))
+    origin_ns = first_span_ns(run, cross_rank.clocks) if found else 0
     chosen: list[Moment] = []
-    for _, start_ns, end_ns, rank in sorted(found, key=lambda each: (-each[0], each[1], each[3])):
-        begun, ended = start_ns - origin_ns, end_ns - origin_ns
+    for each in sorted(found, key=lambda each: (each.start_ns - each.end_ns, each.start_ns, each.rank)):
+        begun, ended = each.start_ns - origin_ns, each.end_ns - origin_ns
         if len(chosen) < most and all(ended <= one.start_ns or begun >= one.end_ns for one in chosen):
-            chosen.append(Moment(rank=rank, start_ns=begun, end_ns=ended))
+            chosen.append(each._replace(start_ns=begun, end_ns=ended))
     return chosen
 
 
@@ -228,6 +241,27 @@ def _without_work(timeline: RankTimeline) -> Intervals:
     part = spans.recording[works]
     same = part[follows] == part[follows - 1]
     return Intervals(busy.ends[:-1][same], busy.starts[1:][same])
+
+
+def _last_calls(timeline: RankTimeline) -> Iterator[tuple[int, int, str]]:
+    """Yield for each recorded part, on a rank's clock, when its last compute or copy ended, when its communication did,
+    and the name of the call that ended last, where that is later: then nothing follows that waited for it."""
+    spans = timeline.spans
+    for part in unique(spans.recording).tolist():
+        works = (spans.recording == part) & (spans.kind != COMM)
+        calls = np.flatnonzero((spans.recording == part) & (spans.kind == COMM))
+        if not works.any() or not calls.size:
+            continue
+        last, since = int(calls[spans.end_ns[calls].argmax()]), int(spans.end_ns[works].max())
+        if spans.end_ns[last] > since:
+            yield since, int(spans.end_ns[last]), _call_name(timeline, last)
+
+
+def _call_name(timeline: RankTimeline, row: int) -> str:
+    """Return the operation of the call that a span is of; the span's own name where that is not known."""
+    call = int(timeline.spans.collective[row])
+    op = None if call == NONE else timeline.name(int(timeline.collectives.op[call]))
+    return op or timeline.name(int(timeline.spans.name[row])) or "a call"
 
 
 def _known_ranks(run: Run, rank: int) -> RankTimeline:
@@ -244,15 +278,6 @@ def _python_stack(timeline: RankTimeline, row: int, time_ns: int | None = None) 
         return stack_of_launch(timeline, row, time_ns)
     except HostEventsError:
         return []
-
-
-def _origin_ns(run: Run, cross_rank: CrossRank) -> int:
-    firsts = [
-        cross_rank.clocks.aligned_ns(rank, np.array([each.spans.start_ns.min()]))
-        for rank, each in run.ranks.items()
-        if each.num_spans
-    ]
-    return min(int(each[0]) for each in firsts)
 
 
 def _within(graph: Graph, rank: int, moment_ns: int) -> bool:

@@ -121,8 +121,14 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cut_short: int
     """Steps that no step follows and that lack what the others lose before the next one begins: `steps_ns` has them,
     but no change is replayed on them."""
-    unlike: int
-    """Steps that took much longer or shorter than the median, and are left out: they did other work."""
+    unlike_windows: tuple[tuple[int, int], ...]
+    """Begin and end, on the aligned clock, of steps that took much longer or shorter than the median, and are left out:
+    they did other work, or an event made them longer."""
+
+    @property
+    def unlike(self) -> int:
+        """How many these are."""
+        return len(self.unlike_windows)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -201,7 +207,8 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     runs: list[StepRun] = []
     replays: list[StepReplay] = []
     steps_ns: list[int] = []
-    earlier, unlike, cut_short, swap, why = 0, 0, 0, None, "no step was recorded completely on every rank"
+    unlike: list[tuple[int, int]] = []
+    earlier, cut_short, swap, why = 0, 0, None, "no step was recorded completely on every rank"
     for recording in range(min(size(each.recordings) for each in ranks.values())):
         graph = graphs.of_ranks(tuple(ranks), cross_rank, recording)
         whole = whole_bounds(graph)
@@ -223,7 +230,8 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         length_ns = np.array([each.length_ns(time) for each in holds])
         middle = float(np.median(length_ns))
         like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
-        unlike += int(np.count_nonzero(~like))
+        left_out = [each for each, kept in zip(holds, like.tolist(), strict=True) if not kept]
+        unlike += [(int(time[each.start].min()), int(time[each.end].max())) for each in left_out]
         holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
         cut = _cut_short(graph, holds)
         cut_short += len(cut)
@@ -243,7 +251,7 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         annotated=annotated,
         earlier=earlier,
         cut_short=cut_short,
-        unlike=unlike,
+        unlike_windows=tuple(unlike),
     )
 
 

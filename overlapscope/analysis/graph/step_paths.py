@@ -42,6 +42,7 @@ from overlapscope.analysis.graph.walk import (
     COPY,
     ENDED_LATE,
     HOST,
+    IDLE,
     LATENCY,
     MATCHED,
     PARTS,
@@ -340,11 +341,12 @@ def _summed(
     without_work: dict[int, int] = {}
     works = np.isin(segments.part, WORK)
     operations: dict[tuple[str, str, bool], tuple[int, int]] = {}
-    stood_still_ns = waited_ns = collected_ns = in_calls_ns = 0
+    stood_still_ns = waited_ns = collected_ns = in_calls_ns = gaps_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
         without_work[rank] = int(length[own & ~works].sum())
+        gaps_ns += _beside_work_ns(run.ranks[rank], take(segments, own & (segments.part == IDLE)), clocks)
         if rank in pauses:
             computes = own & (segments.part == COMPUTE)
             edges = [clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns)]
@@ -388,7 +390,17 @@ def _summed(
         waited_for_core_ns=waited_ns,
         garbage_collected_ns=collected_ns,
         computed_in_calls_ns=in_calls_ns,
+        gaps_beside_work_ns=gaps_ns,
     )
+
+
+def _beside_work_ns(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> int:
+    """Return for how long the device of a rank ran anything in these segments; 0 without a device."""
+    if not timeline.has_device or not size(segments):
+        return 0
+    works = BusyTime(union((timeline.spans.start_ns, timeline.spans.end_ns)))
+    start, end = (clocks.own_ns(timeline.rank, edge) for edge in (segments.start_ns, segments.end_ns))
+    return int(works.within(start, end).sum())
 
 
 def _with_late_ends(run: Run, segments: Segments, clocks: Clocks, late_ns: Mapping[int, Ints]) -> Segments:

@@ -182,12 +182,17 @@ def parts_of_rest(graph: Graph, node: NodeNumbers) -> Small:
 @once_a_graph
 def _behind_unrecorded(graph: Graph) -> Flags:
     """Return the nodes whose time of their own was that of work launched before the recording: the first spans of their
-    streams, up to the one that shows that this work had ended (`unrecorded_until_ns`)."""
+    streams, up to the one that shows that this work had ended (`unrecorded_until_ns`), and those that begin later where
+    most of the time in which nothing recorded is known to have held them lies before that: streams end such work one
+    after the other."""
     found, time = np.zeros(graph.num_nodes, np.bool_), graph.nodes.time_ns
     for part in graph.ranks:
-        starts = part.starts()
-        first = graph.nodes.gap[starts] == FIRST_OF_LANE
-        found[starts] = first & (time[starts] <= unrecorded_until_ns(graph, part))
+        starts, until = part.starts(), unrecorded_until_ns(graph, part)
+        first, start = graph.nodes.gap[starts] == FIRST_OF_LANE, time[starts]
+        if until == NONE or not part.spans:
+            continue
+        since = np.maximum(start - graph.nodes.own_ns[starts], start.min())
+        found[starts] = first & (start - until <= until - since)
     return found
 
 

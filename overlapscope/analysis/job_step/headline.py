@@ -50,6 +50,10 @@ FEW: Final = 0.2
 """... this share of the steps none is an exception, unless it is a single one and of the others ..."""
 ALIKE: Final = 1.1
 """... the longest is at most so many times the shortest. A choice."""
+ONE_EVENT: Final = 0.4
+"""Two long steps in a row are one exception if ranks lack this share of what both take longer: a rank pauses in the
+first, and in the second the others wait for it, in the same time. Each rank then lacks one of the two: half. A choice:
+steps of ranks may begin apart besides."""
 
 
 class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -160,7 +164,10 @@ def quiet_steps(head: Headline) -> frozenset[int]:
 
 def left_out(head: Headline) -> frozenset[int]:
     """Return the steps that the shares of causes leave out: few that are long."""
-    long = _few_long(np.array([each.step_ns for each in head.job_steps], np.int64))
+    lengths, outside = (
+        np.array([getattr(each, name) for each in head.job_steps], np.int64) for name in ("step_ns", "outside_ns")
+    )
+    long = _few_long(lengths, outside)
     return frozenset(
         each.step for each, is_long in zip(head.job_steps, long, strict=True) if is_long and each.step is not None
     )
@@ -259,7 +266,8 @@ def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints], without: Colle
     Nor over the steps `without`. All steps count where the others have nothing of a kind that some step has.
     """
     left_out = np.array([step in without for step, _ in table.steps], np.bool_)
-    usual = table.recorded & ~_few_long(table.job.step_ns) & ~left_out
+    outside_ns = table.job.outside_ns.sum(axis=0) // np.maximum(table.recorded.sum(axis=0), 1)
+    usual = table.recorded & ~_few_long(table.job.step_ns, outside_ns) & ~left_out
     typical, every = (
         [{cause: int(ns[chosen].sum()) for cause, ns in kind.items()} for kind in kinds]
         for chosen in (usual, table.recorded)
@@ -277,13 +285,24 @@ def _without_single_starts(causes: Mapping[str, Ints]) -> Mapping[str, Ints]:
     return {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
 
 
-def _few_long(step_ns: Ints) -> Flags:
-    """Return which steps are LONG; none where many are, as with gradient accumulation."""
+def _few_long(step_ns: Ints, outside_ns: Ints) -> Flags:
+    """Return which steps are LONG; none where many are, as with gradient accumulation. `outside_ns`: how long ranks are
+    outside of their own windows in each, mean over ranks."""
     long: Flags = step_ns >= LONG * np.median(step_ns) if step_ns.size else np.zeros(0, np.bool_)
     others = step_ns[~long]
-    one = long.sum() == 1 and step_ns.size >= FEWEST_STEPS and others.max() <= ALIKE * others.min()
-    few: Flags = long & (one or long.sum() <= FEW * step_ns.size)
+    one = (long.sum() == 1 and step_ns.size >= FEWEST_STEPS) or _is_one_event(step_ns, outside_ns, long)
+    few: Flags = long & ((one and others.max() <= ALIKE * others.min()) or long.sum() <= FEW * step_ns.size)
     return few
+
+
+def _is_one_event(step_ns: Ints, outside_ns: Ints, long: Flags) -> bool:
+    """Return whether two long steps, fewer than the others, are the same time: that of a rank that pauses, and the next
+    one of those that wait for it. What ranks lack of the two is then half of what both take longer."""
+    at = np.flatnonzero(long)
+    if at.size != 2 or at[1] != at[0] + 1 or 2 * at.size >= step_ns.size:
+        return False
+    longer_ns = (step_ns[at] - np.median(step_ns[~long])).sum()
+    return bool((outside_ns[at] - np.median(outside_ns[~long])).sum() >= ONE_EVENT * longer_ns)
 
 
 _MEDIANS: Final = frozenset(Headline.__struct_fields__)

@@ -10,6 +10,7 @@ from msgspec import to_builtins
 
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.cross_rank.across_ranks import first_span_ns
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.corresponding_groups import SlowerGroup, slower_groups
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER, LongerThanLike
@@ -115,7 +116,7 @@ def longer_calls(
         | ({SLOWER_GROUPS: [to_builtins(each) for each in slower]} if slower else {}),
         known_from="trace",
     )
-    return [found, *in_cut_steps, *_one_call(run, head, longer, single)]
+    return [found, *in_cut_steps, *_one_call(run, head, longer, single, clocks)]
 
 
 def _in_cut_steps(
@@ -295,16 +296,17 @@ def _single_calls(ranks: Mapping[int, RankWindows], longer: Mapping[int, LongerT
 
 
 def _one_call(
-    run: Run, head: Headline, longer: Mapping[int, LongerThanLike], single: Mapping[int, _SingleCall]
+    run: Run, head: Headline, longer: Mapping[int, LongerThanLike], single: Mapping[int, _SingleCall], clocks: Clocks
 ) -> list[Finding]:
-    """Return the single call that is most of what its rank exposed, of the rank where it is longest."""
+    """Return the single call that is most of what its rank exposed, of the rank where it is longest; its begin counts
+    from the first span of any rank, as moments do that can be explained."""
     if not single:
         return []
     rank = max(single, key=lambda each: (single[each].longer_ns, single[each].exposed_ns))
     timeline, one = run.ranks[rank], single[rank]
     calls, row = timeline.collectives, one.row
     lasted_ns = int(calls.end_ns[row] - calls.start_ns[row])
-    after_ns = int(calls.start_ns[row] - timeline.recordings.start_ns.min())
+    after_ns = int(clocks.aligned_ns(rank, calls.start_ns[row : row + 1])[0]) - first_span_ns(run, clocks)
     like_ns, like = _like(timeline, row)
     op, size_bytes = timeline.name(int(calls.op[row])) or "call", or_none(int(calls.bytes[row]))
     size = "" if size_bytes is None else f" of {size_text(size_bytes)}"
@@ -318,8 +320,8 @@ def _one_call(
         Finding(
             id=f"one_long_call:rank{rank}",
             severity="info" if is_first else "warning",
-            title=f"one {short(op)}{size}, {format_ms(after_ns)} after the recording of rank {rank} began, takes "
-            f"{format_ms(lasted_ns)}{of_like}; that is {share} of what the rank exposed: {why}; "
+            title=f"one {short(op)}{size} of rank {rank}, {format_ms(after_ns)} after the first span of the recording, "
+            f"takes {format_ms(lasted_ns)}{of_like}; that is {share} of what the rank exposed: {why}; "
             f"GPU-hours a day count on it once in each {per}",
             evidence={
                 "ranks": sorted(single),

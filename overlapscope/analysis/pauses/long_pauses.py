@@ -1,7 +1,8 @@
 """Find long pauses of the hosts of devices: times in a step, or a recording without marks of steps, in which no thread
 that launches begins or ends anything; and apart from these, those in no whole step.
 
-A host that waits for its device, or computes in an operation without others in it, does not pause.
+A host that waits for its device, or for others in a collective of hosts, or computes in an operation without others in
+it, does not pause.
 """
 
 from typing import Final
@@ -14,6 +15,7 @@ from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
+from overlapscope.analysis.pauses.host_collectives import that_hold_host
 from overlapscope.analysis.stragglers.shared_cores import HostTimes
 from overlapscope.timeline.columns import NONE, OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, size, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
@@ -73,7 +75,9 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
     mine = acting(timeline, host)
     moments = unique(np.concatenate([mine.start_ns, mine.end_ns]))
     quiet = _without_waits(_longest(moments[:-1], moments[1:]), times)
-    quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline)))
+    held = that_hold_host(timeline, mine)
+    talking = (held.start_ns, held.end_ns)
+    quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline), talking))
     start, end = _longest(*quiet)
     at = np.searchsorted(begins, start, side="right") - 1
     idle_ns = BusyTime(_until_launched(timeline, idle)).within(start, end)

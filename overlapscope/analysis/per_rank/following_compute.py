@@ -20,7 +20,7 @@ NORM_OPS: Final = frozenset({
 })  # fmt: skip
 CLIP_OPS: Final = NORM_OPS | {
     "aten::stack", "aten::cat", "aten::add", "aten::reciprocal", "aten::div", "aten::mul", "aten::clamp",
-    "aten::mul_", "aten::_foreach_mul_", "aten::copy_", "aten::_to_copy",
+    "aten::mul_", "aten::_foreach_mul_", "aten::copy_", "aten::_to_copy", "aten::_amp_update_scale_",
 }  # fmt: skip
 """Operations of torch.nn.utils.clip_grad_norm_ and of torch.amp.GradScaler: where nothing else, and a norm among them,
 ends the compute of a step, they prepare its gradients for the optimizer."""
@@ -79,18 +79,20 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
         return np.where(there, np.append(times_ns, NONE)[at], NONE)
 
 
-def following(timeline: RankTimeline) -> Following:
-    """Return what each step of a rank computes."""
+def following(timeline: RankTimeline, cycle_ends_ns: Ints | None = None) -> Following:
+    """Return what each step of a rank computes; with `cycle_ends_ns`, each time up to one of these moments, and what
+    follows the last one, is a step (`cycles_at`)."""
     spans = timeline.spans
-    computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
+    steps = spans.step if cycle_ends_ns is None else cycles_at(cycle_ends_ns, spans.start_ns)
+    computes = np.flatnonzero((spans.kind == COMPUTE) & (steps != NONE))
     computes = computes[sort_order(spans.start_ns[computes])]
     optimizes = in_optimizer(timeline, computes)
     others = computes[~optimizes & ~rows_named(spans.name[computes], timeline.names, LIBRARY_COPY.search)]
-    numbers = values_in(spans.step[computes])
+    numbers = values_in(steps[computes])
 
     def last_start(rows: Ints) -> Ints:
         """Return when the last of these spans began in each step; NONE without any."""
-        return largest_by(np.searchsorted(numbers, spans.step[rows]), spans.start_ns[rows], numbers.size)
+        return largest_by(np.searchsorted(numbers, steps[rows]), spans.start_ns[rows], numbers.size)
 
     clips, norms = (_of_ops(timeline, others, each) for each in (CLIP_OPS, NORM_OPS))
 
@@ -101,16 +103,21 @@ def following(timeline: RankTimeline) -> Following:
         return np.where(ends_with_norms, before_clips, last_start(others[chosen]))
 
     last_of_optimizer = last_start(computes[optimizes])
-    until = last_of_optimizer[np.searchsorted(numbers, spans.step[others])]
+    until = last_of_optimizer[np.searchsorted(numbers, steps[others])]
     return Following(
         number=numbers,
         last_start_ns=without_clips(np.ones(others.size, np.bool_)),
         last_of_optimizer_ns=last_of_optimizer,
         last_before_optimizer_ns=without_clips(spans.start_ns[others] <= until),
         start_ns=spans.start_ns[computes],
-        step=spans.step[computes],
+        step=steps[computes],
         optimizes=optimizes,
     )
+
+
+def cycles_at(ends_ns: Ints, moments_ns: Ints) -> Ints:
+    """Return the number of the cycle that each moment lies in: how many had ended."""
+    return np.searchsorted(ends_ns, moments_ns, side="right").astype(np.int64)
 
 
 def _of_ops(timeline: RankTimeline, spans: Ints, ops: frozenset[str]) -> Flags:

@@ -28,6 +28,7 @@ from overlapscope.analysis.stragglers.host_cause import (
     recorded_cause,
     recording_cost,
 )
+from overlapscope.analysis.stragglers.larger_grids import GRIDS_TIMES, larger_grids
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.analysis.stragglers.new_kernels import kernels_alone
 from overlapscope.analysis.stragglers.optimizer_kernels import times_in_optimizer
@@ -167,8 +168,10 @@ def _of_longer_compute(
     cause, sized = ("more_work", ran) if ran else by_sizes(rank, peers, run, _times_as_long(late, work), _by_step(late))
     more |= sized
     if cause == "longer_compute" and run.ranks[rank].has_device:
-        cause, slower = _by_optimizer(rank, peers, run, _times_as_long(late, work))
-        more |= slower
+        cause, shown = _by_optimizer(rank, peers, run, _times_as_long(late, work))
+        shown = shown or larger_grids(rank, peers, run)
+        cause = "more_work" if GRIDS_TIMES in shown else cause
+        more |= shown
     if cause == "more_work" or "optimizer_times" in more:
         return cause, more
     more |= longer_operation(rank, peers, operation_ns, longer_ns)

@@ -30,7 +30,7 @@ from overlapscope.analysis.stragglers.chance import chances
 from overlapscope.analysis.stragglers.late_range import late_range
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.one_event import DOMINATES, one_event, without_step
-from overlapscope.analysis.stragglers.onset import onset
+from overlapscope.analysis.stragglers.onset import ENDS_THERE, ONLY_STEP, onset
 from overlapscope.analysis.stragglers.own_pauses import own_pauses
 from overlapscope.analysis.stragglers.own_reason import MUCH, OF_COMPUTE, computes_longer, is_its_own, late_alike
 from overlapscope.analysis.stragglers.shared_cores import HostTimes
@@ -101,7 +101,7 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
     def late_in(self) -> str:
         """Words to follow others: in how many of the steps that had a late rank this one was late. Empty if in all."""
         late, steps = (self.evidence.get(name, 0) for name in ("late_steps", "steps"))
-        return f", in at least {late} of {steps} steps" if 0 < late < steps else ""
+        return f", in at least {late} of {steps} steps in which any rank was late" if 0 < late < steps else ""
 
     @property
     def paused(self) -> str:
@@ -120,6 +120,14 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
         that is not known."""
         step = self.evidence.get("since_step")
         return "" if step is None else f", since step {step}"
+
+    @property
+    def alone_in(self) -> str:
+        """Words to follow others: in which single step a device computes longer than its peers. Empty if it does so in
+        several, or that is not known."""
+        step = self.evidence.get(ONLY_STEP)
+        last = ", the last one recorded" if self.evidence.get(ENDS_THERE) else ""
+        return "" if step is None else f", in step {step} alone{last}"
 
     @property
     def slow_in(self) -> str:

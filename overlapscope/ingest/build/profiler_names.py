@@ -55,6 +55,7 @@ COMM_MARK: Final = re.compile(r"^overlapscope\.comm:(?P<name>.*)$", re.DOTALL)
 OLD_ANNOTATION: Final = re.compile(
     r"^(?:ProfilerStep#|overlapscope\.(?:step#|comm:)|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
     r"|^(?:nn\.Module:|\[pl\]|## )"
+    r"|^[a-z]*ccl:(?:send|recv) \d{1,9}(?:->|<-)\d{1,9}$"
 )
 """Ranges that torch 1.8 files under `Operator` although they are annotations."""
 WINDOW_MARKS: Final = ("Iteration Start", "Record Window End")

@@ -349,7 +349,12 @@ def _sampled(analysis: Analysis) -> Iterator[str]:
 
 
 def no_communication(analysis: Analysis) -> str:
-    """Return that no communication was recorded in a step or recording, whose length follows: perhaps elsewhere."""
+    """Return that no communication was recorded in a step or recording, whose length follows: perhaps elsewhere, or on
+    hosts alone."""
+    on_hosts = next((each.evidence for each in analysis.findings if each.id == "host_collectives"), None)
+    if on_hosts is not None:
+        took = f"{ms(on_hosts['took_ns'])} ms of {list_some(on_hosts['operations'])} on hosts"
+        return f"No communication of devices, but {took}, was recorded in a "
     elsewhere = analysis.headline.window == "step" and any(info.whole.comm_ns for info in analysis.ranks)
     return "No communication lies in a complete " if elsewhere else "No communication was recorded in a "
 
@@ -585,8 +590,10 @@ def idle_text(analysis: Analysis) -> str:
     if not head.idle_ns or not head.idle_causes:
         return ""
     there = set(head.ranks)
-    why = {NO_CAUSES[info.no_causes_reason] for info in analysis.ranks if info.rank in there and info.no_causes_reason}
-    because = f"unknown because {' or '.join(sorted(why))}" if why else ""
+    lacking = [info for info in analysis.ranks if info.rank in there and info.no_causes_reason]
+    why = {NO_CAUSES[info.no_causes_reason] for info in lacking if info.no_causes_reason}
+    on = f" on {rank_list(info.rank for info in lacking)}" if 0 < len(lacking) < len(there) else ""
+    because = f"unknown{on} because {' or '.join(sorted(why))}" if why else ""
     if any(info.no_causes_reason == SAMPLED for info in analysis.ranks if info.rank in there):
         return f"Idle at most {ms(head.idle_ns)} ms a {head.window}: what ran then is {because}."
     if why and {*head.idle_causes} == {"unknown"}:

@@ -100,17 +100,25 @@ def _explained_name(found: Chain) -> str:
     return f"{found.explains.kind} {_named(found.explains.name, found.explains.op)}"
 
 
+LONGEST_CALL: Final = 40
+"""Characters of a call's name in a list of moments."""
+
+
 def moments_text(moments: Sequence[Moment], given: str) -> str:
     """Return the longest times without compute with the commands that explain them; `given` is the input as typed."""
     if not moments:
         return "No time without compute lies between two recorded pieces of work.\n"
-    rows = [
-        [f"{ms(each.end_ns - each.start_ns)} ms", f"rank {each.rank}",
-         f"{EXPLAIN} {given} --at {each.rank}:{(each.start_ns + each.end_ns) / 2e6:.3f}"]
-        for each in moments
-    ]  # fmt: skip
+    rows = [[f"{ms(each.end_ns - each.start_ns)} ms", f"rank {each.rank}", _explains(each, given)] for each in moments]
     head = "Longest losses: times without compute or copies, and what explains each:"
     return "\n".join([head, *aligned(rows, left=0)]) + "\n"
+
+
+def _explains(each: Moment, given: str) -> str:
+    """Return the command that explains a moment, or the call that no compute follows."""
+    if each.in_call is None:
+        return f"{EXPLAIN} {given} --at {each.rank}:{(each.start_ns + each.end_ns) / 2e6:.3f}"
+    call = short(each.in_call, LONGEST_CALL)
+    return f"from {ms(each.start_ns)} ms on, in {call} until {ms(each.end_ns)} ms: no compute follows"
 
 
 def chain_lines(chain: Sequence[Link], gains_ns: Sequence[int | None] = ()) -> list[str]:

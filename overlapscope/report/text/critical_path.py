@@ -15,6 +15,8 @@ from overlapscope.timeline.operations import AUTOGRAD_NODE, COMPUTATION
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 """A space at which `fill` breaks no line."""
+_GAPS: Final = "gaps"
+"""Of the part `idle`: gaps between kernels beside which the device does something else, so that it is not idle."""
 _PATH_WORDS: Final = {
     "compute": "compute",
     "transfer": "transfer",
@@ -25,6 +27,7 @@ _PATH_WORDS: Final = {
     "host": "host",
     "host_or_wait": "host, or host waiting for the device",
     "idle": "idle",
+    _GAPS: "gaps between kernels, other work beside them",
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
@@ -59,8 +62,10 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     def share(ns: int) -> str:
         return f"{ns / path.length_ns * 100:.1f}"
 
+    parts, bands = _without_gaps(path)
+
     def band(part: str, ns: int) -> str:
-        least, most = map(share, path.bands.get(part, (ns, ns)))
+        least, most = map(share, bands.get(part, (ns, ns)))
         return f"{_PATH_WORDS[part]} {least if least == most else f'{least} to {most}'} %"
 
     typical = " (a typical step)" if len(found.steps) > 1 else ""
@@ -71,11 +76,10 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     if own_ns is not None and not within:
         within = f", from its begin on one rank to its end on another; a rank's own window takes {ms(own_ns)} ms"
-    shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
-    parts = sorted(shown.items(), key=lambda item: -item[1])
+    shown = {part: ns for part, ns in parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     text = [
         fill(f"Critical path of {what}: {ms(path.length_ns)} ms{within}.", MAX_WIDTH),
-        ", ".join(band(part, ns) for part, ns in parts),
+        ", ".join(band(part, ns) for part, ns in sorted(shown.items(), key=lambda item: -item[1])),
     ]
     if found.scope == "ranks" and path.parts.get("communication", 0) >= MAY_WAIT * path.length_ns:
         text[-1] += "; its ranks are not given, as that communication may be waiting for others"
@@ -90,6 +94,17 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
         lines = fill(f"longest operations: {named}", MAX_WIDTH - 2).replace(NO_BREAK, " ").split("\n")
         text += [f"  {line}" for line in lines]
     return "\n".join([*text, *_of_own_chains(path)])
+
+
+def _without_gaps(path: StepPath) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """Return the parts of a path and their bands, with gaps beside other work apart from idle time. Each way along
+    ties is taken to have as much of these gaps as the one that is shown."""
+    gaps_ns, idle_ns = path.gaps_beside_work_ns, path.parts.get("idle", 0)
+    if not gaps_ns:
+        return path.parts, path.bands
+    least, most = path.bands.get("idle", (idle_ns, idle_ns))
+    parts = path.parts | {"idle": idle_ns - gaps_ns, _GAPS: gaps_ns}
+    return parts, path.bands | {"idle": (max(least - gaps_ns, 0), max(most - gaps_ns, 0))}
 
 
 def _within_work(path: StepPath) -> list[str]:

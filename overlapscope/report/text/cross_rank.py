@@ -81,7 +81,10 @@ WORDS: Final[Mapping[str, str]] = {
     "optimizer_times": "kernels of its optimizer take {} times as long as its peers'",
     "since_step": "since step {}",
     "times_since": "compute {} times as long from there on",
+    "only_step": "in step {} alone",
+    "times_in_only_step": "compute {} times as long there",
     "times_in_slow_steps": "its kernels {} times as long in the slow steps",
+    "grids_times": "its grids {} times as large as its peers'",
     "in_larger_grids": "{} of its compute in larger grids than its peers'",
     "garbage_collector_ns": "{} more in garbage collection pauses",
     "data_loading_ns": "{} longer between steps (for example data loading)",
@@ -285,7 +288,8 @@ def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
         return ""
     listed = {rank.rank: rank.blame_ns for rank in analysis.skew.ranks}
     others = "other recorded ranks" if analysis.run.missing_ranks else "others"
-    return f"{who} delayed the {others} by {_delay(each, listed)}{each.late_in}{_exposed(each, analysis)}; "
+    when = each.alone_in or each.late_in
+    return f"{who} delayed the {others} by {_delay(each, listed)}{when}{_exposed(each, analysis)}; "
 
 
 def _exposed(each: Straggler, analysis: Analysis) -> str:
@@ -460,6 +464,8 @@ def _cause(straggler: Straggler) -> str:
         words += f"{straggler.slow_in}, and longer than in its other steps"
     if straggler.since and (times := evidence.get("times_since")):
         words += f"{straggler.since} its kernels take {times:.2f} times as long as its peers'"
+    if straggler.alone_in and (times := evidence.get("times_in_only_step")):
+        words += f"; in step {evidence['only_step']} its kernels take {times:.2f} times as long as its peers'"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

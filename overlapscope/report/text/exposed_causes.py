@@ -1,7 +1,7 @@
 """Render why communication is exposed: a table of causes, the largest over all steps first."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Final, Self
 
@@ -10,6 +10,7 @@ import msgspec
 from overlapscope.analysis.common.cause_table import (
     LATE_RANKS,
     MAY_BE_WAITING,
+    NOTABLE,
     START_OF_RECORDING,
     TRANSFER,
     TRANSFERS,
@@ -18,7 +19,13 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.two_kinds import FEWEST, TwoKinds, two_kinds
-from overlapscope.analysis.result import Analysis, causes_of_all_steps, has_others, usual_causes, without_outliers
+from overlapscope.analysis.result import (
+    Analysis,
+    causes_of_all_steps,
+    may_wait_shares,
+    usual_causes,
+    without_outliers,
+)
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
@@ -32,9 +39,7 @@ OR_RANKS: Final = {
     "ahead": " (or waiting)", "dependency": ", or for other ranks", "host_waited": " (or waiting)",
     "tail": " (or waiting)",
 }  # fmt: skip
-"""What ends the labels of `MAY_BE_WAITING`, where not all calls are split into wait and transfer ..."""
-NOTABLE: Final = 0.05
-"""... and those that are not have at least this share of the cause's time. A choice."""
+"""What ends the labels of `MAY_BE_WAITING`, where calls that are not split into wait and transfer have `NOTABLE`."""
 NEARLY_ALL: Final = 0.95
 """From this share of exposed time on, it is not said how much of it calls have that are not split."""
 SHARE_WITHIN: Final = 0.01
@@ -55,7 +60,7 @@ def exposed_causes_text(analysis: Analysis) -> str:
         return ""
     sums = _Sums.of(analysis)
     ordered = sums.ordered()
-    may_wait = _may_wait_shares(analysis, ordered)
+    may_wait = may_wait_shares(analysis, ordered)
 
     def label(cause: str) -> str:
         shown = cause_label(cause, on_cpu=not analysis.run.has_device)
@@ -206,19 +211,6 @@ def _hides_mean(analysis: Analysis, mean_ns: float) -> bool:
     """Return whether the median step does not show what steps expose, in the mean so much."""
     head = analysis.headline
     return mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) or kinds_of_steps(analysis) is not None
-
-
-def _may_wait_shares(analysis: Analysis, causes: Collection[str]) -> dict[str, float]:
-    """Return which share of each of these causes calls have that are not split into wait and transfer, where
-    these may hold waiting; all of it where that is not known, as in older documents."""
-    if analysis.headline.exposed_wait_ns is not None or not has_others(analysis):
-        return {}
-    found = dict.fromkeys({*MAY_BE_WAITING, "unknown"}.intersection(causes), 1.0)
-    for cause in found:
-        whole = sum(each.whole.causes.get(cause, 0) for each in analysis.ranks)
-        if whole and all(each.unsplit_causes is not None for each in analysis.ranks):
-            found[cause] = sum((each.unsplit_causes or {}).get(cause, 0) for each in analysis.ranks) / whole
-    return found
 
 
 def _may_wait(analysis: Analysis, sums: _Sums, shares: Mapping[str, float]) -> str:

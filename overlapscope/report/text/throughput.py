@@ -93,7 +93,10 @@ def _hours(found: Throughput, head: Headline) -> str:
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
     least = "at least " * found.devices_at_least
-    devices = f"{least}{count(found.devices or 0, 'GPU')}{', of the repeated steps alone' * bool(found.repeated)}"
+    if found.roles_differ:
+        least, alike = "the ", f" alone, which differ too much to stand for the others of {least}{found.devices}"
+    gpus = "recorded GPU" if found.roles_differ else "GPU"
+    devices = f"{least}{count(found.paid_devices or 0, gpus)}{', of the repeated steps alone' * bool(found.repeated)}"
     return f"A day on {devices}{alike}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
 
 
@@ -147,7 +150,7 @@ def _of_median(found: Throughput, head: Headline) -> str:
 
 
 def _a_day(share: float, found: Throughput) -> float:
-    return gpu_hours_a_day(share, found.devices or 0) or 0.0
+    return gpu_hours_a_day(share, found.paid_devices or 0) or 0.0
 
 
 def _are_apart(one: float, other: float, share: float) -> bool:

@@ -13,7 +13,7 @@ from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints, size
-from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import ALONE, LEAST_CALLS, SPREAD, determines_latency, fit_line
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, assumed_slowdown
@@ -58,6 +58,17 @@ PARTLY: Final = 0.5
 OLDER: Final = "no host events were recorded: steps are replayed from the times of their collectives"
 
 
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that are not replayed, as they took much longer or shorter than the others."""
+
+    steps: int
+    longest_ns: int
+    of_waiting: float
+    """Share of all waiting that lies in them."""
+    waited_besides: float
+    """Share of the time in collectives of all other times that is waiting."""
+
+
 class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The steps of a recording, ready to be replayed."""
 
@@ -77,6 +88,8 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Share of the time in collectives that is waiting, without late ends: those are replayed as such."""
     waited_for: int | None
     """The rank with most of the blame, where one has by far the most."""
+    left_out: "LeftOut | None" = None
+    """What of the waiting lies in steps that are not replayed, as they took much longer or shorter; None without."""
     notes: tuple[str, ...]
     replay: RunReplay | None = None
     """The dependency graph of the run, which answers for changes of durations; None without host events."""
@@ -134,9 +147,37 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         straggler=most if comparable else None,
         waited=sum(each.wait_ns - each.late_end_ns for each in cross_rank.waits.values()) / total if total else 0.0,
         waited_for=mostly_waited_for(blame),
+        left_out=None if replay is None else _left_out(cross_rank, replay),
         notes=tuple(notes),
         replay=replay,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
+    )  # fmt: skip
+
+
+def _left_out(cross_rank: CrossRank, replay: RunReplay) -> LeftOut | None:
+    """Return what of the waiting lies in steps that are not replayed; None without such steps, or any waiting."""
+    windows = replay.job.unlike_windows
+    if not windows:
+        return None
+    inside, besides = np.zeros(2), np.zeros(2)  # waiting, and time in collectives
+    apart = union(tuple(np.array(windows, np.int64).T))
+    for split in cross_rank.splits:
+        block = split.block
+        starts, ends = (
+            np.array([cross_rank.clocks.aligned_ns(rank, each) for rank, each in zip(block.ranks, of, strict=True)])
+            for of in (block.start_ns, block.end_ns)
+        )
+        middle = starts.min(axis=0) + (ends.max(axis=0) - starts.min(axis=0)) // 2
+        left_out = BusyTime(apart).within(middle, middle + 1) > 0
+        sums = np.array([(split.wait_ns - split.late_end_ns).sum(axis=0), (block.end_ns - block.start_ns).sum(axis=0)])
+        inside += sums[:, left_out].sum(axis=1)
+        besides += sums[:, ~left_out].sum(axis=1)
+    if not inside[0]:
+        return None
+    return LeftOut(
+        steps=len(windows), longest_ns=max(end - start for start, end in windows),
+        of_waiting=float(inside[0] / (inside[0] + besides[0])),
+        waited_besides=float(besides[0] / besides[1]) if besides[1] else 0.0,
     )  # fmt: skip
 
 

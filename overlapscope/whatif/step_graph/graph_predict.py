@@ -48,7 +48,7 @@ from overlapscope.whatif.run_replay.answers import (
 )
 from overlapscope.whatif.run_replay.transfers import CallTimes
 from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
-from overlapscope.whatif.step_graph.graph_case import GraphCase, graph_case
+from overlapscope.whatif.step_graph.graph_case import GraphCase, LeftOut, graph_case
 from overlapscope.whatif.step_graph.graph_changes import (
     HOST_SHARE,
     LATENCY,
@@ -76,6 +76,12 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULTS: Final = ReplayOptions()
 NOT_FASTER: Final = "no setting that was replayed is faster"
 NONE_REPLAYED: Final = "no setting was replayed"
+NOT_ORDERED: Final = (
+    "{settings} could not be replayed: a limit of the replay, which finds no one order of the calls of all ranks then, "
+    "as the job would, and nothing against these settings"
+)
+MOSTLY_LEFT_OUT: Final = 0.5
+"""Where steps that are not replayed hold this share of the waiting, rows say nothing of who causes it. A choice."""
 MS = 1e6
 
 
@@ -183,27 +189,29 @@ def _drop_stuck_steps(case: GraphCase) -> GraphCase:
 
 
 def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[GraphChange], list[str]]:
-    """Return the changes whose replay ends in all steps, and why the others are left out.
+    """Return the changes whose replay ends in all steps, and in one line which others are left out, and why.
 
     A change may order launches differently on different ranks, which the job would not. It is left out as a whole: the
     median must not depend on which steps end.
     """
     found: list[GraphChange] = []
-    why = []
+    stuck: list[GraphChange] = []
     for each in changes:
-        if case.replay is not None and each.keeps_programme:
-            found.append(each)
-            continue
-        stuck = sum(_is_stuck(each.change(graph, TimeParts())) for graph in case.graphs)
-        if stuck:
-            of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
-            why.append(
-                f"{_knobs(each)} is not replayed: with it ranks would launch the calls of {of} in different orders, "
-                "and wait for each other for ever"
-            )
-        else:
-            found.append(each)
-    return found, why
+        ends = (case.replay is not None and each.keeps_programme) or not any(
+            _is_stuck(each.change(graph, TimeParts())) for graph in case.graphs
+        )
+        (found if ends else stuck).append(each)
+    return found, [NOT_ORDERED.format(settings=_settings(stuck))] if stuck else []
+
+
+def _settings(changes: Sequence[GraphChange]) -> str:
+    """Return changes in words, several values of one setting after its name."""
+    by_name: dict[tuple[str, ...], list[str]] = {}
+    for each in changes:
+        values = by_name.setdefault(tuple(each.knobs), [])
+        words = _knobs(each)
+        values.append(words.partition("=")[2] if values and len(each.knobs) == 1 else words)
+    return "; ".join(" or ".join(values) for values in by_name.values())
 
 
 def _is_stuck(graph: Graph) -> bool:
@@ -411,13 +419,16 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
     best = _best(rows)
     if best is rows[0]:
         return NONE_REPLAYED if all(each.hypothetical for each in rows[1:]) else NOT_FASTER
+    setting = ", ".join(knob_words(knob, value) for knob, value in best.knobs.items())
     if best.gain <= case.noise:
         return (
-            f"the best setting gains {percent_text(best.gain)}, which is within the noise of {percent_text(case.noise)}"
+            f"the best setting ({setting}) gains {percent_text(best.gain)}, which is within the noise of "
+            f"{percent_text(case.noise)}"
         )
     if best.gain_low <= 0:
         return (
-            f"the gain of {percent_text(best.gain)} may be zero: its interval begins at {percent_text(best.gain_low)}"
+            f"the gain of {percent_text(best.gain)} with {setting} may be zero: its interval begins at "
+            f"{percent_text(best.gain_low)}"
         )
     return ""
 
@@ -425,6 +436,10 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
 def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
     """Return what dominates where waiting does: a straggler, where the dependency graph does not say otherwise."""
     share = f"waiting is {percent_text(case.waited)} of the time in its collectives"
+    if case.left_out is not None and case.left_out.of_waiting >= MOSTLY_LEFT_OUT:
+        return f"{share}, {_left_out(case.left_out)}; {WAITS_FIRST}"
+    if case.left_out is not None:
+        share += f" ({percent_text(case.left_out.waited_besides)} in the steps that are replayed)"
     removed = next((each for each in rows if "straggler_removed" in each.knobs), None)
     if case.replay is None or (removed is not None and removed.gain > case.noise):
         mostly = "" if case.waited_for is None else f", mostly for rank {case.waited_for}"
@@ -435,6 +450,17 @@ def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
         else f": if rank {case.straggler} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
     )
     return f"{share}, and no single rank causes it{worth}; no setting of communication is recommended before it is less"
+
+
+def _left_out(found: LeftOut) -> str:
+    """Return how much of the waiting no replay shows, and why."""
+    which = "a step of" if found.steps == 1 else f"{found.steps} steps of up to"
+    return (
+        f"{percent_text(found.of_waiting)} of it in {which} {found.longest_ns / MS:.3f} ms, which no row replays, as "
+        f"{'it' if found.steps == 1 else 'they'} took much longer or shorter than the others: what "
+        f"{'it costs' if found.steps == 1 else 'they cost'} is no row's gain; in the others waiting is "
+        f"{percent_text(found.waited_besides)}"
+    )
 
 
 def _waits(case: GraphCase) -> bool:

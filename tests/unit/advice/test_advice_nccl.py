@@ -69,10 +69,11 @@ def test_a_slow_link_is_named_and_no_setting_is_offered_for_it() -> None:
 
 
 def on_hosts(
-    devices: Sequence[str], *, finding: str | None = None, backend: str = "nccl", **row: object
+    devices: Sequence[str], *, finding: str | None = None, backend: str = "nccl", unsplit: float = 0, **row: object
 ) -> dict[str, Recommendation]:
     """Return what is recommended for ranks, by the number of the device that each uses, whose reductions of 64 MiB
-    over all take 400 us of a step of 1 ms beside nothing; `row` is what their rows are changed to."""
+    over all take 400 us of a step of 1 ms beside nothing; `row` is what their rows are changed to, and the share
+    `unsplit` of what they are exposed is of calls that were not matched."""
     call = Sent(start=500, end=900, launch=90, size_bytes=64 * MIB)
     run = made(lambda _: [Kernel(start=0, end=500), call, Kernel(start=900, end=990)], ranks=len(devices))
     ranks = {}
@@ -83,7 +84,15 @@ def on_hosts(
     together = match_and_align(run)
     analysis = analyze(run, together)
     found = by_rules(run, analysis, together)
-    analysis = replace(analysis, collectives=[replace(each, **row) for each in analysis.collectives])
+    rows = [replace(each, **row) for each in analysis.collectives]
+    if unsplit:
+        parts = ((1 - unsplit, {}), (unsplit, {"estimate": "upper_bound"}))
+        rows = [
+            replace(each, exposed_ns=round(share * (each.exposed_ns or 0)), **more)
+            for each in rows
+            for share, more in parts
+        ]
+    analysis = replace(analysis, collectives=rows)
     if finding is not None:
         analysis.findings.append(Finding(id=finding, severity="warning", title="", evidence={}, known_from="trace"))
     return {
@@ -116,6 +125,12 @@ def test_what_is_exposed_across_hosts_asks_for_the_network(devices: str, more: d
 def test_bounds_are_no_rate_and_hold_waiting() -> None:
     asked = on_hosts("0101", estimate="upper_bound")["exposed_communication"].apply["network"]
     assert "calls across hosts take 0.4 ms, waiting included, of a step beside which nothing is computed: is" in asked
+
+
+@pytest.mark.parametrize(("share", "waits"), [(0.04, False), (0.06, True)])
+def test_waiting_counts_where_calls_that_are_not_split_are_much_of_them(share: float, *, waits: bool) -> None:
+    asked = on_hosts("0101", unsplit=share)["exposed_communication"].apply["network"]
+    assert (", waiting included," in asked) == waits
 
 
 def test_calls_that_name_no_group_are_not_said_to_be_across_hosts() -> None:

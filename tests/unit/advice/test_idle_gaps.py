@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.timeline.columns import NONE, Syncs, make
+from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
+from tests.support.builders import EPOCH_NS
 from tests.support.graph_programs import Launch, Operation, Work, simulate
+from tests.support.step_cases import STEP, STEPS, Kernel, made
 from tests.unit.advice.test_advice_rules import fired
+from tests.unit.advice.test_exposed_calls import looked_at
 
 MS, US = 1_000_000, 1_000
 
@@ -81,3 +88,17 @@ def test_a_single_gap_is_no_one_of_one() -> None:
     found = fired(of_the_device([Launch(0, MS), Work(5 * MS), Launch(0, MS, name="after")]))["idle_device"]
     assert "one gap of 4" in found.title
     assert "gaps" not in found.title
+
+
+@pytest.mark.parametrize(("host_us", "shown"), [(100, False), (300, True)])
+def test_idle_time_is_shown_by_what_a_host_did_only_where_hosts_decided_much_of_it(
+    host_us: int, *, shown: bool
+) -> None:
+    """The device idles for 500 us of each step; of the rest it is known that it waits for its own work."""
+    given = looked_at(made(lambda _: [Kernel(start=0, end=500)]))
+    begins = np.arange(EPOCH_NS, EPOCH_NS + (STEPS - 1) * STEP * US, STEP * US) + 500 * US
+    paused = Intervals(starts=begins, ends=begins + host_us * US)
+    loss = HostLoss(kind="pause", when=paused, longest=(int(paused.starts[0]), int(paused.ends[0])))
+    found = largest_loss(replace(given, host_losses=dict.fromkeys(given.windows, (loss,))), [])
+    assert found is not None
+    assert (found.id, found.shown_by is not None) == ("idle_device", shown)

@@ -284,3 +284,32 @@ def test_parameters_may_have_half_of_the_bits_of_gradients() -> None:
 )
 def test_gathers_that_are_not_those_of_an_optimizer_are_left_alone(other: dict[str, object]) -> None:
     assert "sharded_optimizer" not in fired(all_reduced(**other))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gathered", "optimizer", "found"),
+    [
+        pytest.param(700, 105, True, id="as many bytes as were scattered"),
+        pytest.param(600, 105, False, id="fewer"),
+        pytest.param(700, 950, False, id="the optimizer follows: layers are gathered, as FSDP does"),
+    ],
+)
+def test_steps_without_marks_may_begin_with_gathers(gathered: int, optimizer: float, *, found: bool) -> None:
+    """Each step gathers what the optimizer before it updated for 100 us, beside nothing; 600 us later it reduces beside
+    compute."""
+
+    def step(_: int) -> list[Item]:
+        return [
+            Sent(start=0, end=100, launch=-90, op="all_gather", size_bytes=gathered * MIB), Kernel(start=100, end=900),
+            Sent(start=700, end=890, launch=80, op="reduce_scatter", size_bytes=700 * MIB),
+            Range(name="Optimizer.step#AdamW.step", start=optimizer, end=optimizer + 1),
+            Kernel(start=900, end=1000, launch=105.5),
+        ]  # fmt: skip
+
+    run = made(step)
+    run = replace(run, ranks={rank: _of_gathers(each, "float32", marked=False) for rank, each in run.ranks.items()})
+    advised = fired(run).get("sharded_optimizer")
+    assert (advised is not None) == found
+    if advised is not None:
+        assert advised.title.startswith("Gather parameters beside the next forward: all_gather between the optimizer")
+        assert advised.gain_high_ns == STEPS * 100 * US, "the first of them, too"

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
+from overlapscope.advice.copies.stream_copies import copies_on_compute_stream
 from overlapscope.advice.losses.replayed_losses import with_replayed_gains
-from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
@@ -106,7 +106,7 @@ def test_what_is_copied_before_a_step_computes_is_its_batch_and_nobody_is_told_t
     assert "next batch" in found.title
     assert "next(batches)" in found.apply["torch"]
     of_layers = fired(copying())["copies_on_compute_stream"]
-    assert "host_weight" in of_layers.apply["torch"]
+    assert "host_tensor" in of_layers.apply["torch"]
     assert "deepspeed" not in of_layers.apply
 
 

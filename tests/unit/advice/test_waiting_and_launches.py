@@ -282,6 +282,19 @@ def test_the_copy_that_is_waited_for_and_the_launch_after_it_decide_what_to_writ
     assert "set_sync_debug_mode" in last
 
 
+@pytest.mark.parametrize("memory", ["Pageable", "Pinned"])
+def test_whether_memory_is_pinned_is_decided_for_each_call(memory: str) -> None:
+    """The longest wait is for a copy to pinned memory, by another call."""
+    sync, copy = ("cudaStreamSynchronize", None), ("cudaMemcpyAsync", None)
+    to_pinned = "Memcpy DtoH (Device -> Pinned)"
+    link = Link(rank=0, kind="sync", known="recorded", what=to_pinned, start_ns=0, end_ns=1)
+    shown = ShownBy(rank=0, start_ns=0, end_ns=1, chain=[link])
+    awaited = {sync: to_pinned, copy: f"Memcpy HtoD ({memory} -> Device)"}
+    job = job_kind(always(Kernel(start=0, end=10)))
+    code = instead_of(job, [sync, copy], shown, awaited=awaited)["torch"]
+    assert ("pin_memory" in code) == (memory == "Pageable")
+
+
 def test_what_launches_show_is_not_shown_again_for_waits() -> None:
     found = ahead(short_waits())
     assert "its launches are late because" in found.title

@@ -77,6 +77,8 @@ COMPUTE_KERNELS = [
     "embedding_backward_feature_kernel",
     "fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel",
     "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u>(float*)",
+    "nvjpeg::huffman_decode_kernel",
+    "void dali::kernels::SliceFlipNormalizePermutePadKernel<float>",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.json_values import elements_of
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.message_groups import messages_in_ranges
 from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
     BACKWARD,
@@ -894,3 +895,17 @@ def test_a_servers_own_operation_gives_the_size_of_what_it_reduces(kernel_name: 
     shapes = {"Input Dims": [[1000, 4], []], "Input type": ["c10::BFloat16", ""]}
     only = row(one_kernel(folder, around("vllm::all_reduce", args=shapes), name=kernel_name))
     assert (only.op, only.dtype, only.bytes) == ("all_reduce", "bfloat16", 8000)
+
+
+@pytest.mark.parametrize("dialect", [TORCH_1_8, TORCH_2022])
+def test_ranges_that_state_the_places_of_a_message_are_annotations_in_old_traces_too(
+    folder: Path, dialect: Dialect
+) -> None:
+    name = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+    rows = [annotation("nccl:recv 0<-3", 100 * US, 50 * US), op("aten::add_", 200 * US, 5 * US)]
+    rows += [launch(110 * US, 5), kernel(name, 130 * US, MS, stream=COMM_STREAM, correlation=5)]
+    (timeline,) = load(folder, rows, dialect).run.ranks.values()
+    assert [timeline.names[code] for code in timeline.annotations.name.tolist()] == ["nccl:recv 0<-3"]
+    stated = messages_in_ranges(timeline)
+    assert stated is not None
+    assert [each.tolist() for each in stated] == [[0], [3]]

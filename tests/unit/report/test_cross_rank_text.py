@@ -285,7 +285,11 @@ def test_a_straggler_is_named_with_its_host_where_there_are_several() -> None:
 
 @pytest.mark.parametrize(
     ("evidence", "said"),
-    [({"late_steps": 3, "steps": 4}, ", in at least 3 of 4 steps"), ({"late_steps": 4, "steps": 4}, ""), ({}, "")],
+    [
+        ({"late_steps": 3, "steps": 4}, ", in at least 3 of 4 steps in which any rank was late"),
+        ({"late_steps": 4, "steps": 4}, ""),
+        ({}, ""),
+    ],
 )
 def test_in_how_many_steps_a_rank_was_late_is_said_where_it_is_not_in_all(evidence: dict[str, int], said: str) -> None:
     analysis = analyze(job(fault="host"))

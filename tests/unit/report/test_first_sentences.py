@@ -407,6 +407,17 @@ def test_a_rank_that_has_most_of_a_cause_of_idle_time_is_named(by_rank_ms: tuple
     assert said.count("of it on rank") == ("of it" in words)
 
 
+@pytest.mark.parametrize(("lacking", "said"), [((1,), "unknown on rank 1 because"), ((0, 1), "unknown because")])
+def test_the_ranks_that_have_no_causes_are_named_where_others_have(lacking: tuple[int, ...], said: str) -> None:
+    analysis = with_lengths((100, 100, 100), (100, 100, 100), (100, 100, 100))
+    assert analysis.headline.ranks == [0, 1]
+    head = replace(analysis.headline, idle_ns=3 * MS, idle_causes={"drained": 2 * MS, "unknown": MS})
+    ranks = [
+        replace(info, no_causes_reason="unexplained_waits" if info.rank in lacking else None) for info in analysis.ranks
+    ]
+    assert said in analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+
+
 def test_idle_time_is_that_of_the_mean_step_where_few_steps_have_most_of_it() -> None:
     """Of steps that idle 1, 1 and 31 ms the median one has 1, and the mean one 11: shares of causes are of all."""
     analysis = with_lengths((100, 100, 130), (100, 100, 130), (100, 100, 130))

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.point_to_point import match_pairs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.message_groups import with_message_groups
-from overlapscope.timeline.run import Group, RankTimeline
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.rank_rows import Row, rank_timeline
 
 MS = 1_000_000
@@ -83,6 +85,46 @@ def test_messages_with_a_group_and_exchanges_alone_stay_as_they_are() -> None:
 def test_of_two_ranks_without_a_listed_group_it_is_of_both() -> None:
     found = named({0: rank(0, ["nccl:send 0->1"]), 1: rank(1, ["nccl:recv 1<-0"])}, (), 2)
     assert found == {0: [("ranks [0, 1]", 1)], 1: [("ranks [0, 1]", 0)]}
+
+
+def mirrored(*pairs: tuple[int, int]) -> dict[int, list[str]]:
+    """Return the ranges of ranks that send to each other, where their places are their numbers."""
+    found: dict[int, list[str]] = {}
+    for one, other in (*pairs, *(pair[::-1] for pair in pairs)):
+        found.setdefault(one, []).extend([f"nccl:send {one}->{other}", f"nccl:recv {one}<-{other}"])
+    return found
+
+
+def test_where_no_group_is_listed_places_are_ranks_of_the_job_if_all_say_so() -> None:
+    ranges = mirrored((0, 4), (1, 5))
+    found = named({number: rank(number, own) for number, own in ranges.items()}, ())
+    assert found == {0: [("ranks 0 to 5", 4)] * 2, 1: [("ranks 0 to 5", 5)] * 2,
+                     4: [("ranks 0 to 5", 0)] * 2, 5: [("ranks 0 to 5", 1)] * 2}  # fmt: skip
+    star = {number: own for number, own in mirrored((0, 1), (0, 2), (0, 3)).items() if number != 1}
+    served = named({number: rank(number, own) for number, own in star.items()}, ())
+    assert served[3] == [("ranks 0 to 3", 0)] * 2, "rank 1 was not recorded, but is before the last one"
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        pytest.param({2: ["nccl:send 0->1"], 4: ["nccl:recv 1<-0"]}, id="places that are not the ranks"),
+        pytest.param({0: ["nccl:send 0->1"]}, id="a rank alone, at the first place of any group"),
+        pytest.param({0: ["nccl:send 0->1"], 1: ["nccl:send 1->0"]}, id="messages that the other side does not state"),
+        pytest.param(
+            {0: ["nccl:send 0->1", "nccl:send 0->2"], 1: ["nccl:recv 1<-0"]}, id="a place beyond the last rank"
+        ),
+        pytest.param({**mirrored((0, 1)), 2: ["nccl:send 0->1"]}, id="another group besides"),
+        pytest.param({**mirrored((0, 1)), 2: ["nccl:send 2->0", "nccl:send 3->4"]}, id="two places of one rank"),
+    ],
+)
+def test_where_places_may_be_of_a_smaller_group_no_message_is_named(ranges: Mapping[int, list[str]]) -> None:
+    found = named({number: rank(number, own) for number, own in ranges.items()}, ())
+    assert {each for own in found.values() for each in own} == {(None, NONE)}
+    reasons = match_pairs(
+        Run(world_size=8, ranks={number: rank(number, own) for number, own in ranges.items()}), Clocks()
+    ).reasons
+    assert "ranges say at which place of their group the peers of send calls are, but nothing says which" in reasons[0]
 
 
 def test_where_a_member_may_mean_another_group_no_message_of_the_group_is_named() -> None:

@@ -10,15 +10,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.checks.links.tcp_counters import compare_connections, flows
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
 from overlapscope.analysis.cross_rank.wait_transfer import Split
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.operations import move_as_much
 from overlapscope.timeline.run import Run
 
 FEWEST_CALLS: Final = 5
@@ -28,6 +31,13 @@ LONGER: Final = 2.0
 AT_LEAST_NS: Final = 50_000
 """... and this much more; the same rule compares a group's calls after a moment with those before, and calls of some
 steps with those of the others."""
+LONGER_ON_ONE_RANK: Final = 1.4
+"""Groups of one rank are slow from so many times on, if all of them are. A choice: less than for a single group, as
+several that differ in their calls must agree ..."""
+OF_TIME: Final = 0.02
+"""... where the excess of all of them is this share of the time: as little as is worth a recommendation."""
+MOSTLY: Final = 0.5
+"""So much of a group's transfer time is in calls that are slow: short calls hardly depend on a link's bandwidth."""
 QUICK: Final = 4
 """The quick group is at the quarter (1 / QUICK) of all groups: a rank's slow link makes all of its groups slow."""
 MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
@@ -38,12 +48,13 @@ Ranks = tuple[int, ...]
 
 def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
     """Return at most one finding, from the best evidence: connections, then equal groups, then the calls of other
-    times."""
+    times, then all groups of one rank."""
     return (
         compare_connections(flows(run))
         or compare_groups(run, splits, pairs)
         or compare_with_earlier(run, splits)
         or compare_steps(run, splits)
+        or compare_replicas(run, splits)
     )
 
 
@@ -153,8 +164,7 @@ def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePai
     hosts = {ranks: spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
     for each in whole:
         block = each.block
-        kind = (block.op, block.dtype, block.bytes, len(block.ranks), hosts[block.ranks])
-        kinds[kind].append((block.ranks, each.transfer_ns))
+        kinds[*_kind(block), hosts[block.ranks]].append((block.ranks, each.transfer_ns))
     for pair in pairs:
         ends = (pair.sender, pair.receiver)
         between = spans_hosts(run, ends)
@@ -179,6 +189,77 @@ def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePai
     if _own(slow, usual) is None and len(slow) > len(usual):
         return []  # more likely the other groups are fast, for example within a host
     return [_of_transfers(slow, usual, "as equal groups for the same data", {})]
+
+
+def _kind(block: MatchedCalls) -> tuple[Any, ...]:
+    """Return what equal calls of groups of one size have in common; of unknown sizes, that they are as many."""
+    known = move_as_much(block.op, block.bytes)
+    return block.op, block.dtype, block.bytes, None if known else block.calls, len(block.ranks)
+
+
+class _Compared(msgspec.Struct):
+    """The calls of a group that could be compared with those of other groups."""
+
+    transfer_ns: int = 0
+    slow_ns: int = 0
+    """Of that, of calls that are slow."""
+    slow_calls: int = 0
+    excess_ns: float = 0.0
+    """How much longer the slow ones took at least than those of a quick group."""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.slow_calls >= FEWEST_CALLS and self.slow_ns > MOSTLY * self.transfer_ns
+
+
+def compare_replicas(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare the transfers of groups of which no two share a rank and that make the same calls, to find a rank of
+    which all groups are slower: its link may be so by less than the link of a single group must be.
+
+    Only for device runs, as `compare_with_earlier`. It takes two groups of the rank, which differ in their calls. So
+    members that were not recorded are no other explanation: each of these groups would have to wait for one, as long at
+    every call.
+    """
+    kinds: dict[tuple[Any, ...], list[Split]] = defaultdict(list)
+    for each in splits:
+        ranks = each.block.ranks
+        if len(ranks) > 1 and all(run.ranks[rank].has_device for rank in ranks):
+            kinds[*_kind(each.block), spans_hosts(run, ranks)].append(each)
+    compared: dict[Ranks, _Compared] = defaultdict(_Compared)
+    for equals in kinds.values():
+        ranks_of = [each.block.ranks for each in equals]
+        if len(ranks_of) >= FEWEST_GROUPS and len(set().union(*ranks_of)) == sum(map(len, ranks_of)):
+            _compare(equals, compared)
+    slow = {
+        ranks: each.transfer_ns / (each.transfer_ns - each.excess_ns)
+        for ranks, each in compared.items()
+        if each.is_slow
+    }
+    usual = compared.keys() - slow.keys()
+    rank = _own(slow, usual)
+    if rank is None:
+        return []
+    ends = [(each.block.start_ns.min(), each.block.end_ns.max()) for each in splits if rank in each.block.ranks]
+    lasted_ns = max(end for _, end in ends) - min(start for start, _ in ends)
+    if sum(compared[ranks].excess_ns for ranks in slow) < OF_TIME * lasted_ns:
+        return []
+    whole = all(each.block.whole for each in splits if each.block.ranks in slow)
+    said = "as groups of other ranks that make the same calls" + ", if no member is missing" * (not whole)
+    return [_of_transfers(slow, usual, said, {})]
+
+
+def _compare(equals: Sequence[Split], compared: dict[Ranks, _Compared]) -> None:
+    """Add which of these groups, of equal calls, are slow."""
+    low, high = (np.array([np.quantile(each.transfer_ns, q) for each in equals]) for q in (0.1, 0.9))
+    quick = float(np.sort(high)[high.size // QUICK])
+    for each, least in zip(equals, low.tolist(), strict=True):
+        own, calls = compared[each.block.ranks], each.transfer_ns.size
+        took_ns = int(each.transfer_ns.sum())
+        own.transfer_ns += took_ns
+        if least >= LONGER_ON_ONE_RANK * max(quick, 1.0):
+            own.slow_ns += took_ns
+            own.slow_calls += calls
+            own.excess_ns += (least - quick) * calls
 
 
 def _messages(run: Run, pair: MessagePairs) -> Iterator[tuple[int, Ints]]:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
-from overlapscope.analysis.graph.building.host_waits import begins_by_correlation
+from overlapscope.analysis.graph.building.host_waits import TO_DEVICE, TO_HOST, begins_by_correlation
 from overlapscope.analysis.graph.building.stream_waits import (
     CLOCKS_AGREE_NS,
     StreamWaits,
@@ -38,6 +38,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
+    COPY,
     NONE,
     STREAM_WAIT_EVENT,
     Flags,
@@ -48,6 +49,7 @@ from overlapscope.timeline.columns import (
     Syncs,
 )
 from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 
 QUICK_LAUNCHES: Final = 0.001
@@ -67,7 +69,11 @@ PAUSES_AGREE: Final = 1.25
 wait for besides takes times that differ more. Both are choices."""
 OVERLAPS_NS: Final = 1_500
 """Spans of one stream that overlap by more: the stream runs several at once (as some devices record it)."""
+SEVERAL_STREAMS: Final = 2
+"""Copies of one stream follow each other anyhow."""
 EVENT_WITHIN_NS: Final = 60_000
+ROUNDED_NS: Final = 1
+"""A span may seem to end so much after what waited for it began: begin and length are each rounded to nanoseconds."""
 LOOK_BACK: Final = 80
 """Span ends that are checked, latest first, for an event, and earliest first for the holder of the device."""
 FULL: Final = 0.9
@@ -131,6 +137,7 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     guess = not recorded[0].size
     made, serves = stream_waits(spans, calls, host, names), serving_streams(spans, calls)
     best = _with_events(spans, begin, best, edges, first_start, made if guess else None, serves)
+    edges += _one_copy_at_a_time(spans, names, first_start)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
     edges.append(edges_of(by[carried], first_start + at[carried], OWN_CALL, INFERRED, (start - begin)[carried]))
@@ -296,7 +303,7 @@ def _with_late_ends(spans: Spans, launch: Ints, waiting: Ints, found: Ints) -> I
     return np.where(ends_late, late, found)
 
 
-def _ended_before(spans: Spans, launch: Ints, asking: Ints, late_ns: int = 0) -> Ints:
+def _ended_before(spans: Spans, launch: Ints, asking: Ints, late_ns: int = ROUNDED_NS) -> Ints:
     """Return the span of another lane, launched and begun before, that ended last within `EVENT_WITHIN_NS` before, or
     up to `late_ns` later; else -1."""
     start, end, lane = spans.start_ns, spans.end_ns, spans.lane
@@ -316,6 +323,24 @@ def _ended_before(spans: Spans, launch: Ints, asking: Ints, late_ns: int = 0) ->
         found[asking[fits]] = other[fits]
         asking, at = asking[~fits], at[~fits]
     return found
+
+
+def _one_copy_at_a_time(spans: Spans, names: tuple[str, ...], first_start: int) -> list[Edges]:
+    """Return edges from each copy between host and device to the next one of its direction, where several streams copy
+    and no two of these copies ran at once: one engine carries them, and a replay must not run them beside each other.
+    """
+    edges = []
+    copies = np.flatnonzero(spans.kind == COPY)  # spans are by start
+    for direction in (TO_DEVICE, TO_HOST):
+        own = copies[rows_named(spans.name[copies], names, direction.search)]
+        start, end = spans.start_ns[own], spans.end_ns[own]
+        apart = (start[1:] - np.maximum.accumulate(end)[:-1] >= -OVERLAPS_NS).all()
+        if not apart or np.unique(spans.lane[own]).size < SEVERAL_STREAMS:
+            continue
+        follows = np.flatnonzero((spans.lane[own[1:]] != spans.lane[own[:-1]]) & (start[1:] >= end[:-1]))
+        before, after = first_start + spans.lane.size + own[follows], first_start + own[follows + 1]
+        edges.append(edges_of(before, after, EVENT, INFERRED, 0))
+    return edges
 
 
 def _is_full(spans: Spans, ready: Ints, start: Ints) -> Flags:

@@ -1,6 +1,6 @@
 """Which calls most exposed time is of, how fast they are, and whether sizes show that they transfer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.calls import call_rates
 from overlapscope.advice.calls.call_rates import dominant_calls, like_sockets, transfer_rate_gbs
+from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.timeline.run import Group, Run
 from tests.support.step_cases import Item, Kernel, Sent, made
@@ -26,8 +27,10 @@ def in_turn(*calls: tuple[int, float, float]) -> list[Item]:
     return [*found, Kernel(start=at, end=at + 10)]
 
 
-def one_of_eight(steps: Sequence[Item], ranks: tuple[int, ...] = tuple(range(8))) -> RuleInput:
-    run: Run = made(lambda _: steps)
+def one_of_eight(
+    steps: Sequence[Item] | Callable[[int], Sequence[Item]], ranks: tuple[int, ...] = tuple(range(8))
+) -> RuleInput:
+    run: Run = made(steps if callable(steps) else lambda _: steps)
     group = replace(run.groups[0], size=8, ranks=ranks)
     sizes = replace(run.ranks[0].collectives, group_size=run.ranks[0].collectives.group_size * 0 + 8)
     only = replace(run.ranks[0], collectives=sizes)
@@ -152,6 +155,33 @@ def test_a_rate_is_that_of_the_operation_which_waits_least_or_of_each_where_they
 
 
 @pytest.mark.parametrize(
+    ("gather_us", "low_us", "high_us"),
+    [
+        pytest.param([176] * 4, 200, 176, id="faster than the others"),
+        pytest.param([200] * 2 + [176] * 2, 200, 176, id="faster or slower"),
+        pytest.param([198] * 4, 198, 198, id="as fast as the others"),
+    ],
+)
+def test_the_operation_of_most_exposed_time_counts_with_few_calls(
+    gather_us: Sequence[float], low_us: float, high_us: float
+) -> None:
+    """Four of six steps gather 16 MiB; all reduce 8 MiB in three calls of 100 us in sum, as 16 MiB in 200 us."""
+
+    def step(number: int) -> list[Item]:
+        calls = [(2, 25, 50), (4, 50, 20), (2, 25, 90)]
+        gathers = [Sent(start=300, end=300 + us, op="all_gather", size_bytes=16 * MIB) for us in gather_us[number:][:1]]
+        return [*in_turn(*calls)[:-1], *gathers, Kernel(start=520, end=530)]
+
+    rate = 0.875 * 16 * MIB / 1e3
+    reduced = one_of_eight(lambda number: [_scattered(each) for each in step(number)])
+    assert transfer_rate_gbs(reduced) == (pytest.approx(rate / low_us), pytest.approx(rate / high_us))
+
+
+def _scattered(each: Item) -> Item:
+    return replace(each, op="reduce_scatter") if isinstance(each, Sent) and each.op == "all_reduce" else each
+
+
+@pytest.mark.parametrize(
     ("waits_us", "transfers"),
     [
         pytest.param(0, True, id="sizes differ little, rates not at all"),
@@ -240,3 +270,19 @@ def test_groups_of_another_size_say_nothing_of_these(monkeypatch: pytest.MonkeyP
     )
     mixed = looked_at(run)
     assert like_sockets(mixed, dominant_calls(mixed)) == (pytest.approx(1.75 * MIB / 800e3), 5, False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([(4, 200, 50), (8, 400, 20), (4, 200, 90)], "fewer bytes, or a faster link"),
+        ([(4, 50, 250), (8, 100, 150), (4, 50, 350)], "fewer bytes, overlap, or a faster link"),
+    ],
+    ids=["more than compute", "less"],
+)
+def test_no_overlap_is_advised_where_communication_takes_longer_than_compute(
+    calls: list[tuple[int, float, float]], said: str
+) -> None:
+    loss = largest_loss(one_of_eight(in_turn(*calls)), [])
+    assert loss is not None
+    assert loss.apply["torch"].endswith(f"GB/s on the bus: {said}")

@@ -107,3 +107,18 @@ def test_what_shows_transfer_is_said_beside_what_helps() -> None:
     assert "look" not in remedies(given, "tail", None, 0)
     none = remedies(given, "tail", None, 0, "recorded", 0)["look"]
     assert none == AMONG_RECORDED.format(ranks=2, waiting="none of it is waiting")
+
+
+def test_of_calls_that_may_wait_it_says_what_helps_against_most_of_them() -> None:
+    """Nothing is lacking that a recording could hold."""
+    given = unsplit(in_row(calls=6))
+    ranks = [replace(each, no_causes_reason=None) for each in given.analysis.ranks]
+    given = replace(given, run=replace(given.run, world_size=2), analysis=replace(given.analysis, ranks=ranks))
+    causes = {"dependency": 10 * US, "tail": 380 * US}
+    other = {"dependency": 380 * US, "tail": 10 * US}
+    tail, next_compute = (
+        remedies(replace(given, figures=replace(given.figures, causes=each)), "unknown", None, 0)["torch"]
+        for each in (causes, other)
+    )
+    assert "begin to reduce earlier" in tail
+    assert "the next compute needs the result" in next_compute

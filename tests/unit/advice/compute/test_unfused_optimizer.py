@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.compute.unfused_optimizer import AT_LEAST, NOTHING
-from overlapscope.timeline.columns import NONE, HostSpans, make
+from overlapscope.advice.compute.unfused_optimizer import AS_BYTES, BY_BYTES, LAUNCHES, NOTHING
+from overlapscope.timeline.columns import COMM, COPY, NONE, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.step_cases import US, Kernel, Range, Ready, Sent, made
+from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
 from tests.unit.advice.test_advice_rules import fired
 
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::BinaryOpScalarFunctor>"
@@ -23,7 +23,7 @@ def updating(
     launch: float = 800,
     host_op: str = "foreach",
     other: str | None = None,
-    sent: Sequence[Sent] = (Sent(start=100, end=200),),
+    sent: Sequence[Item] = (Sent(start=100, end=200),),
 ) -> Run:
     """Return a job whose optimizer's range, from 790 us on, launches two kernels; `other` names the second one."""
     middle, until = 900 + took_us / 2, 900 + took_us
@@ -38,11 +38,13 @@ def updating(
     )  # fmt: skip
 
 
-def test_it_is_named_with_its_kernels_and_what_it_saves_at_most() -> None:
+def test_it_is_named_with_its_kernels_and_what_it_costs() -> None:
     found = fired(updating())["unfused_optimizer"]
     assert found.title.startswith("Try fused=True: 2 kernels of AdamW take 0.06 ms of a 1 ms step (6.0 %)")
     assert found.apply == {"torch": "optimizer = torch.optim.AdamW(..., fused=True)"}
-    # A fused one takes a third of it, at least, beyond 5 us of each kernel; and kernels that work are no loss.
+    # A fused one takes a third of it or so, beyond 5 us of each kernel: no bound; and kernels that work are no loss.
+    assert found.bound_from == "loss"
+    assert "upper bound" not in found.assumed[0]
     assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (round((60 - 50 / 3) * US), None, None)
     assert found.evidence["optimizer_ns"] == 60 * US
 
@@ -100,7 +102,28 @@ def test_gradients_that_are_all_reduced_at_once_tell_what_an_update_reads_and_wr
     """16 MB seven times, at 3.35 TB/s: 33.4 us of 60. Of several passes the gradients are no larger."""
     again = Sent(start=220, end=300, size_bytes=16_000_000, dimension="data")
     for run in (reduced(), reduced(again)):
-        assert fired(run)["unfused_optimizer"].evidence["needs_ns"] == round(7 * 16_000_000 / 3350)
+        found = fired(run)["unfused_optimizer"]
+        assert found.evidence["needs_ns"] == round(7 * 16_000_000 / 3350)
+        assert (found.bound_from, found.assumed) == (None, [BY_BYTES])
+
+
+@pytest.mark.parametrize(
+    ("sizes_mb", "phase", "needs_mb"),
+    [((4, 2, 8), "backward", 14), ((4, 2, 4, 2), "backward", 6), ((4, 2), "forward", 0), ((2, 2), "backward", 2)],
+)
+def test_what_ddp_reduces_in_one_pass_of_backward_is_updated(
+    sizes_mb: tuple[int, ...], phase: str, needs_mb: int
+) -> None:
+    """Also where groups have no name; sizes that repeat in order are of several passes before one update."""
+    calls = [
+        Sent(start=100 + 50 * at, end=140 + 50 * at, size_bytes=mb * 1_000_000, phase=phase)
+        for at, mb in enumerate((*sizes_mb, 0.001))
+    ]
+    model = Range(name="DistributedDataParallel.forward", start=0, end=50)
+    found = fired(updating(sent=(*calls, model)))["unfused_optimizer"]
+    assert found.bound_from == (None if needs_mb else "loss")
+    if needs_mb:
+        assert found.evidence["needs_ns"] == round(7 * needs_mb * 1_000_000 / 3350)
 
 
 @pytest.mark.parametrize("op", ["all_gather", "broadcast", "reduce_scatter"])
@@ -189,12 +212,13 @@ def test_a_loop_over_parameters_is_named_with_what_a_fused_one_saves_at_most() -
     found = fired(looping())["unfused_optimizer"]
     took = (24 * 3 + 23 * 5) * US
     assert found.title.startswith(
-        "Try fused=True: AdamW updates one parameter after the other, in 24 kernels; with 0.115 ms"
+        "Try fused=True: AdamW updates one parameter after the other, in 24 kernels; with 0.115 ms between them"
     )
     assert "they take 0.187 ms of a 1 ms step (18.7 %)" in found.title
     assert found.gain_high_ns == found.loss_ns == pytest.approx(took, rel=0.01)
     assert found.verdict == "trial"
-    assert found.assumed == [NOTHING], "sizes of its parameters are not known"
+    assert found.assumed == [NOTHING, LAUNCHES], "sizes of its parameters are not known"
+    assert found.bound_from == "loss", "what its launches take vanishes, too"
     assert found.apply["torch"].startswith("optimizer = torch.optim.AdamW(..., fused=True)")
 
 
@@ -202,8 +226,30 @@ def test_what_the_bytes_of_an_update_need_is_no_gain() -> None:
     """8,375,000 parameters of four bytes are passed over seven times, at 3.35 TB/s: 70 us of the 72."""
     found = fired(looping(elements=8_375_000))["unfused_optimizer"]
     assert found.evidence["needs_ns"] == 70 * US
-    assert found.assumed == [AT_LEAST]
+    assert found.assumed == [AS_BYTES, LAUNCHES]
     assert found.gain_high_ns == pytest.approx((115 + 2) * US, rel=0.02)
+
+
+def test_gaps_of_a_loop_count_beside_a_copy_but_not_beside_other_compute() -> None:
+    """The copy of the next batch runs during ten of its gaps, on a stream of its own."""
+    run = looping()
+    copied = {}
+    for rank, timeline in run.ranks.items():
+        spans = timeline.spans
+        rows = np.flatnonzero(spans.kind == COMM)  # the call becomes the copy
+        spans = replace(
+            spans,
+            kind=np.where(spans.kind == COMM, COPY, spans.kind).astype(np.int8),
+            start_ns=spans.start_ns.copy(),
+            end_ns=spans.end_ns.copy(),
+        )
+        spans.start_ns[rows] += 600 * US
+        spans.end_ns[rows] = spans.start_ns[rows] + 80 * US
+        copied[rank] = replace(timeline, spans=spans)
+    found = fired(replace(run, ranks=copied))["unfused_optimizer"]
+    assert found.evidence["between_ns"] == 23 * 5 * US
+    assert found.evidence["idle_ns"] == 13 * 5 * US
+    assert found.evidence["optimizer_ns"] == (24 * 3 + 23 * 5) * US
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,10 @@ def test_what_says_that_it_communicates(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "is_named"), [("gloo:barrier", True), ("nccl:barrier", False), ("log", False)])
 def test_of_ranges_only_collectives_of_hosts_are_named(name: str, *, is_named: bool) -> None:
-    """A range in which a host does nothing for 3 ms or more is of `host_pauses`."""
+    """Any other range in which a host does nothing for 3 ms or more is of `host_pauses`."""
     assert (named(pulling(name, kind=ANNOTATION, kernel_ns=MS, work_ns=5 * MS // 2)) is not None) == is_named
-    assert named(pulling(name, kind=ANNOTATION)) is None
+    assert (named(pulling(name, kind=ANNOTATION)) is not None) == is_named
+    assert ("host_pauses" in fired(pulling(name, kind=ANNOTATION))) != is_named
 
 
 @pytest.mark.parametrize(

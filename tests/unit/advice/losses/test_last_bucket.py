@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.last_bucket import last_is_one_gradient
+from overlapscope.advice.losses import own_calls
 from overlapscope.advice.losses.exposed_remedies import instead
 from overlapscope.advice.losses.own_calls import FEWER_BYTES, LAST_BUCKET, ONE_GRADIENT
 from tests.support.step_cases import Item, Kernel, Range, Ready, Sent, made
@@ -111,3 +112,38 @@ def test_a_smaller_last_bucket_is_offered_where_the_last_call_is_much_of_it(step
     assert ("smaller last bucket" in line) is (said == LAST_BUCKET)
     assert "limit" not in line or "communication (0.55 ms) takes longer than the compute" in line
     assert "limit" not in line or "GB/s on the bus over 2 ranks) with all_reduce_perf" in line
+
+
+def busy_link(first_us: int) -> list[Item]:
+    """Return a step whose calls follow each other from so many us on: with 200 no link is free until the last ends."""
+    calls = [
+        Sent(start=first_us, end=first_us + 100, launch=190, phase="backward", size_bytes=40 * MIB),
+        Sent(start=300, end=600, launch=250, phase="backward", size_bytes=100 * MIB),
+        Sent(start=600, end=900, launch=290, phase="backward", size_bytes=100 * MIB),
+    ]
+    return [DDP, Kernel(start=0, end=350), *calls, Kernel(start=900, end=990)]
+
+
+@pytest.mark.parametrize("cause", ["dependency", "tail"])
+@pytest.mark.parametrize(("first_us", "busy"), [(200, True), (180, False)])
+def test_no_size_of_buckets_helps_a_link_that_is_busy_from_the_first_call_to_the_last(
+    cause: str, first_us: int, *, busy: bool
+) -> None:
+    """The last call has 300 of the 550 us that are exposed."""
+    given = looked_at(made(lambda _: busy_link(first_us)))
+    given = replace(given, figures=replace(given.figures, exposed_wait_ns=None))
+    line = instead(given, cause).splitlines()[-1]
+    assert ("so the link is the limit" in line) == busy
+    assert ("model.no_sync()" in line) == busy
+    assert line.endswith(LAST_BUCKET) == (not busy)
+
+
+@pytest.mark.parametrize(("op", "once"), [("all_reduce", True), ("reduce_scatter", False)])
+def test_replicas_of_hybrid_sharding_may_reduce_once(op: str, monkeypatch: pytest.MonkeyPatch, *, once: bool) -> None:
+    call = Sent(start=500, end=900, launch=490, phase="backward", op=op, size_bytes=100 * MIB)
+    given = looked_at(made(lambda _: [Kernel(start=0, end=500), call, Kernel(start=900, end=990)]))
+    given = replace(given, job=replace(given.job, frameworks=("fsdp2",)))
+    monkeypatch.setattr(own_calls, "one_bandwidth_gbs", lambda _: 10.0)
+    first = instead(given, "tail").splitlines()[0]
+    assert first.startswith("# transfer takes longer than compute, at 10 GB/s on the bus whatever the size: fewer byt")
+    assert ("set_requires_all_reduce(False) for all micro-batches but the last" in first) == once

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.losses import replayed_losses
-from overlapscope.advice.losses.replayed_losses import with_replayed_gains
+from overlapscope.advice.losses.blocked_host import LOST_NS
+from overlapscope.advice.losses.replayed_losses import TOO_EARLY, with_replayed_gains
 from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -299,6 +300,18 @@ def test_compute_overlaps_no_more_communication_than_it_lasts_and_may_need_it(ot
     assert any("does not need that communication" in each for each in waits.assumed)
     assert "work.wait()" in waits.apply["torch"]
     assert "exposed_communication" in found, "most of it stays"
+
+
+@pytest.mark.parametrize("more_ns", [0, -1])
+def test_a_replay_that_gains_more_than_is_lost_before_the_optimizer_says_nothing(more_ns: int) -> None:
+    """Without the host's waits it lets the optimizer begin before the calls that it needs."""
+    run = simulate({0: draining(Launch(0, 10 * US))}).run
+    found = replayed(run)["blocking_calls"]
+    lost_ns = (found.gain_high_ns or 0) + more_ns
+    found = replace(found, gain_high_ns=lost_ns, bound_from="loss", evidence={**found.evidence, LOST_NS: lost_ns})
+    again = replayed(run, [found])["blocking_calls"]
+    assert (again.gain_high_ns, again.bound_from) == (lost_ns, "replay" if more_ns == 0 else "loss")
+    assert (TOO_EARLY in again.assumed) == (more_ns < 0)
 
 
 @pytest.mark.parametrize("steps", [STEPS, 40], ids=["all listed", "more than are listed"])

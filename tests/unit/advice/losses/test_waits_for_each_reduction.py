@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.step_shape import CUDA, LAST_FIRST, WAITS, launches_of
+from overlapscope.advice.losses.blocked_host import LOST_NS, blocking_calls
+from overlapscope.advice.step_shape import (
+    CUDA,
+    LAST_FIRST,
+    ONE_BUCKET,
+    WAITS,
+    launches_of,
+    overlap_without_effect,
+)
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans
 from overlapscope.timeline.names import NameTable
@@ -13,6 +21,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.step_cases import STEP, STEPS, US, Kernel, Range, Sent, made
 from tests.unit.advice.test_advice_rules import fired
+from tests.unit.advice.test_exposed_calls import looked_at
 
 MIB = 1 << 20
 DDP = Range(name="DistributedDataParallel.forward", start=1, end=2)
@@ -107,3 +116,40 @@ def test_calls_that_never_ended_say_only_when_they_were_launched(unknown: slice)
     start[unknown] = end[unknown] = NONE
     never = replace(timeline, collectives=replace(calls, start_ns=start, end_ns=end))
     assert launches_of(never, STEP * US).together
+
+
+@pytest.mark.parametrize(("sized", "said"), [(True, ONE_BUCKET), (False, None)], ids=["one call", "no sizes"])
+def test_that_all_gradients_are_in_one_bucket_is_said_of_calls_with_sizes_alone(*, sized: bool, said: str) -> None:
+    call = Sent(start=500, end=900, launch=490, size_bytes=36 * MIB, phase="backward")
+    run = made(lambda _: [DDP, Kernel(start=0, end=500), call, Kernel(start=900, end=990)])
+    if not sized:
+        unsized = {
+            rank: replace(each, collectives=replace(each.collectives, bytes=np.full_like(each.collectives.bytes, NONE)))
+            for rank, each in run.ranks.items()
+        }
+        run = replace(run, ranks=unsized)
+    assert fired(run)["overlap_without_effect"].apply.get("ddp") == said
+
+
+@pytest.mark.parametrize(
+    ("waited_us", "tail_us", "by_waits"),
+    [
+        pytest.param(30, 250, True, id="most of what is before the last call, a fiftieth of a step"),
+        pytest.param(24, 250, False, id="less than half of it"),
+        pytest.param(15, 280, False, id="less than a fiftieth of a step"),
+    ],
+)
+def test_where_hosts_wait_for_most_of_these_calls_their_waits_are_named(
+    waited_us: int, tail_us: int, *, by_waits: bool
+) -> None:
+    """300 us of each step of 1,000 are exposed."""
+    given = looked_at(ddp())
+    causes = {"host_waited": waited_us * US, "tail": tail_us * US}
+    given = replace(given, figures=replace(given.figures, causes=causes))
+    assert (overlap_without_effect(given) is None) == by_waits
+    waits = blocking_calls(given)
+    assert (waits is not None) == (waited_us >= 20), "also below a twentieth of a step"
+    if waits is not None:
+        idle_ns = given.figures.idle_ns or 0
+        assert waits.gain_high_ns == waited_us * US + waits.evidence["blocking_ns"]
+        assert waits.evidence[LOST_NS] == (300 - tail_us) * US + idle_ns

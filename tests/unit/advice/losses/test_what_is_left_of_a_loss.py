@@ -198,3 +198,23 @@ def test_a_slow_link_is_placed_by_the_mean_of_its_slow_transfers() -> None:
     found = [one("unfused_optimizer", 90), one("repair_link")]
     assert ids(*found, moved=moved_ns(found, slow_in_two_steps(300).analysis)) == ["repair_link", "unfused_optimizer"]
     assert ids(*found, moved=moved_ns(found, slow_in_two_steps(240).analysis))[0] == "unfused_optimizer"
+
+
+@pytest.mark.parametrize(("unsplit_us", "said"), [(40, False), (50, True)])
+def test_waiting_is_included_where_calls_that_are_not_split_have_a_twentieth_of_a_cause(
+    unsplit_us: int, *, said: bool
+) -> None:
+    """As in the table of causes: a few calls that were not matched do not make all of it uncertain."""
+    given = lost(100, 0, {"dependency": 100})
+    figures = replace(given.figures, exposed_wait_ns=None)
+    ranks = [
+        replace(
+            each,
+            whole=replace(each.whole, causes={"dependency": 1000 * US}),
+            unsplit_causes={"dependency": unsplit_us * US},
+        )
+        for each in given.analysis.ranks
+    ]
+    analysis = replace(given.analysis, headline=figures, ranks=ranks)
+    loss = title(replace(given, figures=figures, analysis=analysis))
+    assert ("waiting for other ranks included" in loss) == said

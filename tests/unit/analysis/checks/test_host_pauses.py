@@ -26,6 +26,15 @@ from tests.unit.analysis.pauses import pausing
 from tests.unit.analysis.pauses.pausing import MS, STEP, STEPS, Pauses, advice, in_turn, named, pause, run
 
 
+def test_of_pauses_of_each_step_all_begins_are_told_or_none() -> None:
+    """A step begins 1 ms before its first launch, and each takes 1 ms: the host pauses for 6 ms from 3 ms on, then
+    6 + 4 ms later. Where one step has a pause less, the first alone would be the place of all."""
+    (alike,) = named(run(lambda *_: {3: 6.0, 7: 6.0}))
+    assert "3.0 and 13.0 ms into the step" in alike.title
+    (once_more,) = named(run(lambda step, _: {3: 6.0, 7: 6.0} if step else {3: 6.0}))
+    assert "into the step" not in once_more.title
+
+
 def test_pauses_of_ranks_in_turn_are_named_with_their_steps_and_place_and_cost() -> None:
     (found,) = named(run(in_turn))
     assert found.title == (

@@ -72,6 +72,13 @@ def test_what_is_short_or_in_several_steps_is_not_named(job: Run, *, named: bool
     assert bool(titles(job)) == named
 
 
+@pytest.mark.parametrize(("of_peer", "named"), [(0, True), (100, True), (149, True), (150, False)])
+def test_a_range_that_a_peer_spends_as_long_in_at_other_steps_is_no_event_of_one(of_peer: int, *, named: bool) -> None:
+    """By hand: rank 1 spends 300 us in step 3 alone; half of that, in two other steps of rank 0, is as long."""
+    job = run(lambda step, rank: (300 if step == 3 else 2) if rank else of_peer if step in (1, 2) else 2)
+    assert bool(titles(job)) == named
+
+
 def test_only_ranges_of_the_thread_that_marks_the_steps_count() -> None:
     """As of a loader, which is in no step."""
     own = "step 2 alone is in own for 0.200 ms (ranks 0, 1), in no other step"

@@ -2,13 +2,16 @@
 
 import pytest
 
-from overlapscope.analysis.checks.odd_step_ranges import with_ranges
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.checks.odd_step_ranges import WAITED_RANK, WAITED_STEP, with_ranges
 from overlapscope.analysis.checks.outlier_steps import outlier_steps
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
+from tests.property.synthetic import Fault, Job, Layout
 from tests.support.rank_rows import Row, rank_timeline
+from tests.unit.analysis.graph.test_removal import read
 
 MS = 1_000_000
 ODD, LONG = 3, 60
@@ -140,3 +143,20 @@ def test_what_every_step_idles_at_once_is_not_what_a_step_idles_more() -> None:
     """It idles for 50 ms more: of its longest idle time of 50 ms, 10 ms if others have one of 40 ms."""
     assert "idle_range" not in idle_in_load(40).evidence
     assert idle_in_load(4).evidence["idle_range"] == "load"
+
+
+STALLED = Job(
+    layout=Layout(dp=2), steps=6, first_step=0, layer_ns=1e6, interference=1.0,
+    fault=Fault(kind="stall", culprits=(1,), stall_ns=60e6, stall_at=0.95, stall_every=6),
+)  # fmt: skip
+"""The host of rank 1 pauses once, after the last call of step 0: rank 0 waits for it in its step 1."""
+
+
+def test_a_step_that_waits_for_the_long_step_of_another_rank_is_the_same_event() -> None:
+    odd = {(each.evidence["rank"], each.evidence["step"]): each for each in analyze(read(STALLED)).findings
+           if each.id.startswith("odd_step:window_ns")}  # fmt: skip
+    assert set(odd) == {(0, 1), (1, 0)}
+    waits, paused = odd[0, 1], odd[1, 0]
+    assert waits.title.endswith("more than usual: the same event as step 0 of rank 1, for which it waits")
+    assert (waits.evidence[WAITED_STEP], waits.evidence[WAITED_RANK]) == (0, 1)
+    assert WAITED_STEP not in paused.evidence

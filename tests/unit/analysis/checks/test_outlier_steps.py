@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -398,3 +399,69 @@ def test_a_step_with_more_work_on_some_ranks_is_no_other_work() -> None:
     vary = working(2, 14, us=40)
     ranks = figures(vary, 3, 172, 150)
     assert outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=vary) == []
+
+
+ADAM = "multi_tensor_apply_kernel<FusedAdamMathFunctor>"
+
+
+def longer_in(step: int, *, times: float = 2, of_memory: float = 2, of_optimizer: float = 1, last: str = ADAM) -> Run:
+    """Return ranks whose products, kernels that wait for memory, and optimizer take so many times as long in a step,
+    which ends with a kernel of this name."""
+
+    def run_step(number: int) -> list[Kernel]:
+        factors = (times, times, of_memory, of_optimizer) if number == step else (1, 1, 1, 1)
+        names = ("gemm", "gemm", "elementwise_kernel", last if number == step else ADAM)
+        found, at = [], 0.0
+        for name, factor, us in zip(names, factors, (100, 100, 50, 50), strict=True):
+            found.append(Kernel(start=at, end=at + factor * us, name=name))
+            at += factor * us + 1
+        return found
+
+    return made(run_step)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        pytest.param(
+            longer_in(3),
+            "all but the optimizer's take 2.00 times as long, those 1.00 times: more to compute, as with a longer "
+            "batch or longer sequences, and no slower device",
+            id="a longer batch",
+        ),
+        pytest.param(
+            longer_in(3, of_optimizer=2),
+            "nearly all take 2.00 times as long, the optimizer's, too (2.00 times): a lower clock, or another process "
+            "there",
+            id="a slower device",
+        ),
+        pytest.param(longer_in(3, of_memory=1), None, id="a lower clock slows no memory"),
+        pytest.param(longer_in(3, of_optimizer=1.4), None, id="neither"),
+        pytest.param(longer_in(3, last="norm"), None, id="another kernel"),
+        pytest.param(longer_in(1), None, id="in another step"),
+    ],
+)
+def test_a_step_that_computes_longer_in_the_same_kernels_says_whether_the_optimizer_is_slower_too(
+    run: Run, words: str | None
+) -> None:
+    ranks = figures(run, 3, 200, 170)
+    (found,) = outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=run)
+    _, _, said = found.title.partition("; ")
+    longer = f"it computes for 90.000 ms more than usual, in the same 4 kernels: {words}"
+    assert said == ("" if words is None else longer)
+    idle = figures(run, 3, 200, 129)  # 49 ms of 100: it is longer for something else
+    (found,) = outlier_steps(idle, dict.fromkeys(idle, "trace"), run=run)
+    assert "the same" not in found.title
+
+
+@pytest.mark.parametrize(
+    ("of_optimizer", "blocks", "said"), [(1, 192, True), (1, 191, False), (2, 160, True), (2, 161, False)]
+)
+def test_what_grids_of_the_same_kernels_contradict_is_not_said(of_optimizer: int, blocks: int, *, said: bool) -> None:
+    """Twice as long: more to compute needs grids half as large again, of 128 blocks, a slower device none much larger."""
+    run = longer_in(3, of_optimizer=of_optimizer)
+    for timeline in run.ranks.values():
+        timeline.spans.blocks[:] = np.where(timeline.spans.step == 3, blocks, 128)
+    ranks = figures(run, 3, 200, 170)
+    (found,) = outlier_steps(ranks, dict.fromkeys(ranks, "trace"), run=run)
+    assert ("the same 4 kernels" in found.title) is said

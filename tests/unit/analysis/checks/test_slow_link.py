@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.links.slow_link import compare_groups, slow_links
+from overlapscope.analysis.checks.links.slow_link import compare_groups, compare_replicas, slow_links
 from overlapscope.analysis.checks.links.tcp_counters import flows, slow_rank
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -260,3 +260,65 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
     assert [each["ranks"] for each in finding.evidence["groups"]] == [[2, 3]]
     assert finding.evidence["groups"][0]["times_as_long"] == 4.0
     assert compare_groups(run(slow=3), together.splits, match_and_align(run(slow=3)).pairs.pairs) == []
+
+
+# --- all groups of one rank -----------------------------------------------------------------------------------------
+
+Members = tuple[int, ...]
+ROWS, COLUMNS = ((0, 1), (2, 3), (4, 5), (6, 7)), ((0, 2), (1, 3), (4, 6), (5, 7))
+
+
+def grid_job(times: Mapping[Members, float], *, device: bool = True, compute: int = 0) -> Run:
+    """Return a job of two kinds of pairs: rows reduce 37 times for 40 us, columns gather 6 times for 170 us. After a
+    gather come `compute` ns of compute. Some take so many times as long; sizes are not recorded."""
+    rng = np.random.default_rng(1)
+    made: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(8)}
+    for at in range(43):
+        op, pairs, length = ("all_gather", COLUMNS, 170_000) if at % 7 == 6 else ("all_reduce", ROWS, 40_000)
+        for pair in pairs:
+            took = round(length * times.get(pair, 1.0) * rng.uniform(1, 1.04))
+            for rank, wait in zip(pair, (0, 20_000), strict=True):
+                start = at * 500_000 + at // 7 * compute
+                made[rank].append({
+                    "op": op, "group": f"{op} {pair[0]}", "seq": len(made[rank]), "group_size": 2,
+                    "start_ns": start - wait, "end_ns": start + took,
+                })  # fmt: skip
+    groups = [Group(name=f"{op} {pair[0]}", size=2, ranks=pair)
+              for op, pairs in (("all_reduce", ROWS), ("all_gather", COLUMNS)) for pair in pairs]  # fmt: skip
+    ranks = {rank: rank_timeline(rank, calls=own, has_device=device) for rank, own in made.items()}
+    return Run(world_size=8, ranks=ranks, groups=tuple(groups))
+
+
+def test_a_rank_all_groups_of_which_are_half_as_slow_again_as_those_of_others_has_a_slow_link() -> None:
+    (each,) = found(grid_job({(0, 1): 1.8, (0, 2): 1.6}))
+    assert (each.id, each.evidence["groups_as_usual"]) == ("slow_link:rank0", 6)
+    assert each.title.endswith("as groups of other ranks that make the same calls (transfer time, without wait time)")
+
+
+def test_of_groups_that_may_have_other_members_it_is_said_so() -> None:
+    run = grid_job({(0, 1): 1.8, (0, 2): 1.6})
+    splits = match_and_align(run).splits
+    (each,) = compare_replicas(run, [replace(own, block=replace(own.block, whole=False)) for own in splits])
+    assert (each.id, "the same calls, if no member is missing (" in each.title) == ("slow_link:rank0", True)
+
+
+@pytest.mark.parametrize(
+    "job_of",
+    [
+        pytest.param({"times": {(0, 1): 1.8}}, id="one of its groups alone"),
+        pytest.param({"times": {(0, 1): 1.8, (0, 2): 1.2}}, id="one of them by less"),
+        pytest.param({"times": {(0, 1): 1.8, (1, 3): 1.8, (0, 2): 1.8}}, id="groups that share no one rank"),
+        pytest.param({"times": {(0, 1): 1.8, (0, 2): 1.6}, "compute": 10**9}, id="too little of the time"),
+        pytest.param({"times": {(0, 1): 1.8, (0, 2): 1.6}, "device": False}, id="no device"),
+    ],
+)
+def test_groups_that_differ_by_less_than_a_link_of_one_rank_must_tell_nothing(job_of: dict[str, Any]) -> None:
+    assert found(grid_job(**job_of)) == []
+
+
+def test_groups_of_unknown_sizes_that_make_another_number_of_calls_are_not_compared() -> None:
+    """Pairs that reduce much and seldom are no slow ones of those that reduce little and often."""
+    run = grid_job(dict.fromkeys(COLUMNS, 3.0))
+    ranks = {rank: replace(own, names=(*own.names[:3], own.names[2])) for rank, own in run.ranks.items()}
+    assert ranks[0].names[2:] == ("all_reduce", "all_reduce")
+    assert found(replace(run, ranks=ranks)) == []

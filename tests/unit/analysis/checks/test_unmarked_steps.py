@@ -61,6 +61,33 @@ def test_where_steps_differ_it_is_said_by_how_much() -> None:
     assert "runs every 1.060 ms in the median (from 0.940 to 1.060 ms) (6 times)" in found.title
 
 
+def twice(*, ratio: float = 1.0, apart_us: int = 1000, optimizer_us: int = 100) -> Run:
+    """Return a run of two ranks whose optimizer runs twice, the second one `ratio` times as long."""
+
+    def step(number: int) -> list[Kernel | Range]:
+        if number > 1:
+            return []
+        at = 700 - (1000 - apart_us) * number
+        mark = Range(name="Optimizer.step#AdamW.step", start=at - 50, end=at - 30)
+        took = optimizer_us * (ratio if number else 1)
+        return [mark, Kernel(start=at, end=at + took, launch=at - 40, name="adam")]
+
+    return without_marks(made(step))
+
+
+def test_two_optimizers_that_are_alike_tell_a_step_if_it_has_one() -> None:
+    (found,) = unmarked_steps(twice())
+    assert found.title.startswith(
+        "no step marks: the optimizer runs twice, 1.000 ms apart on each of 2 ranks: a step takes that, if it has one"
+    )
+    assert found.evidence == {"period_ns": 1_000_000, "optimizers": 2}
+
+
+@pytest.mark.parametrize("run", [twice(ratio=1.2), twice(apart_us=150)], ids=["not alike", "one after the other"])
+def test_two_optimizers_that_may_be_of_one_step_tell_none(run: Run) -> None:
+    assert unmarked_steps(run) == []
+
+
 @pytest.mark.parametrize("run", [behind(later=200), behind(ratio=1.2)], ids=["far apart", "of two sizes"])
 def test_optimizers_that_are_uneven_or_not_alike_on_the_device_tell_no_period(run: Run) -> None:
     assert unmarked_steps(run) == []

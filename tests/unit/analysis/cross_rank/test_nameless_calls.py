@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
-from overlapscope.analysis.cross_rank.end_noise import as_exact
+from overlapscope.analysis.cross_rank.end_noise import as_exact, noise_beside, noises
 from overlapscope.analysis.cross_rank.unmatched_ranks import _nothing_shared
 from overlapscope.analysis.graph.answers import UNKNOWN_MEMBERS, ranks_of_graph
 from overlapscope.timeline.columns import NONE
@@ -344,6 +344,109 @@ def test_a_call_of_no_named_operation_among_others_is_not_said_to_be_why_nothing
         op[:unnamed] = len(names) - 1
         known = replace(one, names=names, collectives=replace(one.collectives, op=op))
         assert said in _nothing_shared(replace(run, ranks={0: known}))
+
+
+Short = tuple[int, Members, float, float]
+"""Stream, members, microseconds of compute before the call, and of its transfer."""
+
+
+def exact(program: Iterable[Short]) -> Run:
+    """Return four ranks that make these calls, which end within a microsecond; compute takes up to 2 us longer."""
+    random = np.random.default_rng(1)
+    now, rows = dict.fromkeys(range(4), 0), {rank: list[Row]() for rank in range(4)}
+    for stream, members, compute, transfer in program:
+        begins = {rank: now[rank] + round((compute + 2 * random.random()) * US) for rank in members}
+        for rank, begin in begins.items():
+            now[rank] = max(begins.values()) + round(transfer * US) + int(random.integers(US))
+            times = {"start_ns": EPOCH_NS + begin, "end_ns": EPOCH_NS + now[rank]}
+            rows[rank].append({"op": "all_reduce", "lane": stream, **times})
+    ranks = {rank: rank_timeline(rank, calls=own, lanes=({},) * 4, has_device=True) for rank, own in rows.items()}
+    return Run(world_size=4, ranks=ranks)
+
+
+def grid(reductions: int) -> Iterable[Short]:
+    """Pairs that make 30 calls at once, then other pairs that make one, every second of which is twice as large; all
+    calls of rank 0 take longer."""
+    for at in range(reductions):
+        yield from [(1, pair, 300.0, 70.0 - 15 * sum(pair[:1])) for _ in range(30) for pair in ((0, 1), (2, 3))]
+        yield from [(2, (0, 2), 50.0, 340.0 * (1 + at % 2)), (2, (1, 3), 50.0, 170.0 * (1 + at % 2))]
+
+
+@pytest.mark.parametrize("reductions", [7, 3])
+def test_calls_that_take_longer_each_time_are_not_joined_and_few_calls_are_divided_into_exact_parts(
+    reductions: int,
+) -> None:
+    found = match_and_align(exact(grid(reductions)))
+    assert {block.ranks: block.calls for block in found.matching.blocks} == {
+        (0, 1): 30 * reductions, (2, 3): 30 * reductions, (0, 2): reductions, (1, 3): reductions,
+    }  # fmt: skip
+    assert max(map(abs, found.clocks.offset_ns.values())) < 5 * US
+
+
+@pytest.mark.parametrize(("gains_ns", "noise_ns"), [(30_000, 29_800), (-30_000, 29_800), (120, 0), (-120, 0)])
+def test_a_distance_that_grows_faster_than_clocks_drift_apart_is_noise(gains_ns: int, noise_ns: int) -> None:
+    """From call to call, 400 us each, a clock gains 200 ns at most."""
+    ends = np.array([np.arange(40) * 400 * US, np.arange(40) * (400 * US + gains_ns)])
+    ranks = np.array([0, 1])
+    assert noise_beside(ends, 0, ranks).tolist() == [np.inf, noise_ns]
+    assert noises(ends, ranks)[0, 1] == noise_ns
+
+
+def test_few_calls_are_not_divided_where_clocks_were_set_once() -> None:
+    """Ranks 2 and 3 are on a host whose clock is set by 100 us after the first of three calls."""
+    run = exact([(1, (0, 1, 2, 3), 900.0, 50.0)] * 3)
+    ranks = dict(run.ranks)
+    for rank in (2, 3):
+        calls = ranks[rank].collectives
+        later = np.array([0, 100 * US, 100 * US])
+        ranks[rank] = replace(
+            ranks[rank], collectives=replace(calls, start_ns=calls.start_ns + later, end_ns=calls.end_ns + later)
+        )
+    assert {block.ranks for block in match_and_align(replace(run, ranks=ranks)).matching.blocks} == {(0, 1, 2, 3)}
+
+
+def test_three_calls_of_all_ranks_that_end_within_a_microsecond_show_whose_clocks_are_apart() -> None:
+    """Pairs that keep one distance in many calls are of two groups, if few calls of all show that clocks agree."""
+    step: list[Short] = (
+        [(1, (0, 1), 40.0, 20.0)] * 20 + [(1, (2, 3), 40.0, 20.0)] * 20 + [(2, (0, 1, 2, 3), 900.0, 30.0)]
+    )
+    first: list[Short] = [(3, (2, 3), 400.0, 20.0)]  # the second pair is late by as much in each step
+    run = exact([call for _ in range(3) for call in (*first, *step)])
+    found = [(block.ranks, block.calls) for block in match_and_align(run).matching.blocks]
+    assert sorted(found) == [((0, 1), 60), ((0, 1, 2, 3), 3), ((2, 3), 3), ((2, 3), 60)]
+
+
+def test_ranks_that_leave_before_others_begin_are_left_out_before_the_others_are_paired() -> None:
+    """Two pairs whose ends are not far less exact between them than in each, but some of which cannot be one call."""
+    random = np.random.default_rng(1)
+    begin = np.cumsum(random.integers(3 * MS, 4 * MS, size=80))
+    apart = random.integers(-150 * US, 150 * US, size=80) + np.where(np.arange(80) % 16, 0, MS)
+    ranks = {}
+    for rank in range(4):
+        ends = begin + 50 * US + random.integers(40 * US, size=80) + (rank > 1) * apart
+        rows: list[Row] = [
+            {"op": "all_reduce", "lane": 1, "start_ns": EPOCH_NS + end - 50 * US, "end_ns": EPOCH_NS + end}
+            for end in ends.tolist()
+        ]
+        ranks[rank] = rank_timeline(rank, calls=rows, lanes=({},) * 2, has_device=True)
+    found = match_and_align(Run(world_size=4, ranks=ranks))
+    assert {block.ranks: block.calls for block in found.matching.blocks} == {(0, 1): 80, (2, 3): 80}
+
+
+@pytest.mark.parametrize(("steps", "cut"), [([0, 0, 1], True), ([0, 0, 0], False)])
+def test_ranks_that_recorded_the_same_steps_are_not_said_to_be_cut(steps: Sequence[int], *, cut: bool) -> None:
+    """Ranks 0 and 1 make three calls in the same steps as ranks 2 and 3 many, which are of other groups."""
+    rows: dict[int, list[Row]] = {
+        rank: [
+            {"op": "all_reduce", "lane": 1, "start_ns": EPOCH_NS + at * MS + rank * 300 * US * (at % 2), "step": step,
+             "end_ns": EPOCH_NS + at * MS + rank * 300 * US * (at % 2) + 20 * US}
+            for at, step in enumerate(steps if rank < 2 else [0] * 40)
+        ]
+        for rank in range(4)
+    }  # fmt: skip
+    ranks = {rank: rank_timeline(rank, calls=own, lanes=({},) * 2, has_device=True) for rank, own in rows.items()}
+    reasons = " ".join(match_and_align(Run(world_size=4, ranks=ranks)).matching.reasons)
+    assert ("sampled or cut" in reasons) == cut
 
 
 # --- calls whose operation is not known, as RCCL's generic kernel names none -----------------------------------------

@@ -198,7 +198,9 @@ def test_a_single_call_that_is_much_of_the_loss_is_named() -> None:
     said = found(steps_of([[10, 12, 12, 14, 12, 900]], KNOWN))
     (one,) = (each for kind, each in said.items() if kind == "one_long_call")
     assert one.severity == "warning"
-    assert one.title.startswith("one all_reduce of 1 MiB, 0.140 ms after the recording of rank 0 began, takes 0.900 ms")
+    assert one.title.startswith(
+        "one all_reduce of 1 MiB of rank 0, 0.140 ms after the first span of the recording, takes 0.900 ms"
+    )
     assert "its 5 like 0.012 ms in the median" in one.title
     assert "count on it once in each" in one.title
     assert one.evidence["exposed_longer_ns"] == 888 * US

@@ -1,5 +1,7 @@
 """What a call after the optimizer holds up: the next step's compute, where that waits for it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.figures.test_exposed_causes import explained, rank_of
 
 GATHER = (40, 60, 39)
@@ -87,3 +90,40 @@ def test_what_other_compute_waits_for_beside_a_call_that_ends_before_the_optimiz
     parts = {0: own_parts(rank, OwnCauses(idle={}, exposed={"dependency": awaited}))}
     ((_, found),) = each_causes(run, cross_rank, {0: Coverage.of(rank.spans)}, parts, cross_rank.transfers(run))
     assert found.within((35, 100)) == {"dependency": 25, "tail": 10}
+
+
+BACKWARD: tuple[tuple[str, str, int, int], ...] = (("gemm", "aten::mm", 0, 20), ("gemm", "aten::mm", 25, 39))
+CLIPPED = (("multi_tensor_apply_kernel", "aten::_foreach_norm", 60, 62), ("optimizer", "", 63, 70))
+SCALED = (("kernel", "aten::_amp_foreach_non_finite_check_and_unscale_", 60, 61),
+          ("kernel", "aten::_amp_update_scale_", 61, 62), ("optimizer", "", 63, 70))  # fmt: skip
+IN_BACKWARD = (("optimizer", "", 60, 62), ("gemm", "aten::mm", 63, 68), ("optimizer", "", 69, 70))
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        pytest.param(CLIPPED, "tail", id="gradients are clipped, then the optimizer"),
+        pytest.param(SCALED, "tail", id="gradients are unscaled, then the optimizer"),
+        pytest.param(IN_BACKWARD, "unknown", id="optimizers run in backward: these cycles are no steps"),
+    ],
+)
+def test_without_marks_of_steps_cycles_of_the_optimizer_show_what_follows(
+    after: Sequence[tuple[str, str, int, int]], cause: str
+) -> None:
+    """Of two cycles 21 ns of a call are exposed, between 39 and 60."""
+
+    def rank_at(rank: int) -> RankTimeline:
+        work = [
+            {"name": name, "host_op": op, "start_ns": at + start, "end_ns": at + end, "launch_ns": at + start}
+            for at in (0, 100)
+            for name, op, start, end in (*BACKWARD, *after)
+        ]
+        calls = [
+            {"op": "all_reduce", "group": "0", "seq": at, "dtype": "float32", "bytes": 1000, "group_size": 2,
+             "start_ns": at + 30, "end_ns": at + 60, "launch_ns": at + 30, "lane": 1}
+            for at in (0, 100)
+        ]  # fmt: skip
+        return rank_timeline(rank, calls=calls, work=work)
+
+    _, found = explained(rank_at(0), rank_at(1))
+    assert found[0] == found[1] == {cause: 2 * 21}

@@ -20,14 +20,14 @@ LATER = 900
 LONG = 2
 
 
-def of_steps(*lengths: int) -> Headline:
+def of_steps(*lengths: int, outside: Sequence[int] = ()) -> Headline:
     return Headline(
         job_steps=[
             StepOfJob(
-                step=at, step_ns=ns, overlapped_ns=0, exposed_comm_ns=0, compute_only_ns=ns, copy_only_ns=0, idle_ns=0,
-                start_of_recording_ns=0, outside_ns=0,
+                step=at, step_ns=ns, overlapped_ns=0, exposed_comm_ns=0, compute_only_ns=ns - own, copy_only_ns=0,
+                idle_ns=0, start_of_recording_ns=0, outside_ns=own,
             )
-            for at, ns in enumerate(lengths)
+            for at, (ns, own) in enumerate(zip(lengths, outside or [0] * len(lengths), strict=True))
         ]
     )  # fmt: skip
 
@@ -47,6 +47,24 @@ def of_steps(*lengths: int) -> Headline:
 )
 def test_few_long_steps_are_left_out(lengths: Sequence[int], out: set[int]) -> None:
     assert left_out(of_steps(*lengths)) == out
+
+
+@pytest.mark.parametrize(
+    ("lengths", "outside", "out"),
+    [
+        # One of four ranks pauses for 400: three are outside of its step, and it is outside of the next one of theirs.
+        ((100, 500, 500, 100, 100), (0, 300, 100, 0, 0), {1, 2}),
+        ((100, 500, 500, 100, 100), (0, 200, 100, 0, 0), set()),  # 300 of 800: not the same time
+        ((100, 500, 100, 500, 100), (0, 300, 0, 100, 0), set()),  # two events
+        ((100, 500, 500, 100), (0, 300, 100, 0), set()),  # nobody knows which two are usual
+        ((100, 500, 500, 100, 112), (0, 300, 100, 0, 0), set()),  # the others are unlike
+        ((100, 500, 500, 100, 100), (40, 340, 140, 40, 40), {1, 2}),  # ranks begin 40 apart besides
+    ],
+)
+def test_a_pause_of_one_rank_and_the_wait_for_it_in_the_next_step_are_one_exception(
+    lengths: Sequence[int], outside: Sequence[int], out: set[int]
+) -> None:
+    assert left_out(of_steps(*lengths, outside=outside)) == out
 
 
 def one_long(monkeypatch: pytest.MonkeyPatch) -> Run:

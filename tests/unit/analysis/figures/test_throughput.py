@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -448,3 +449,24 @@ def test_what_is_taken_for_the_fewest_ranks_that_a_job_may_have_is_said_to_be_a_
     else:
         assert "at " not in rates.replace("stated", "")
         assert hours.startswith("A day on 1 GPU: ")
+
+
+@pytest.mark.parametrize(("part", "differ"), [(3, False), (12, True)])
+def test_recorded_ranks_of_which_one_computes_next_to_nothing_stand_for_no_others(part: int, *, differ: bool) -> None:
+    """Of four ranks two were recorded; rank 0 computes a third, or a twelfth, of what rank 1 does. Each exposes 3 of 10
+    ms: 0.3 x 24 hours of each GPU that is counted."""
+    ranks = {rank: rank_of(rank, [(0, 10), (10, 20)], device=True) for rank in (0, 1)}
+    spans = ranks[0].spans
+    spans.end_ns[:] = np.where(
+        spans.kind == COMM, spans.end_ns, spans.start_ns + (spans.end_ns - spans.start_ns) // part
+    )
+    analysis = analyze(Run(ranks=ranks, world_size=4))
+    result = analysis.throughput
+    assert result is not None
+    assert (result.roles_differ, result.devices, result.paid_devices) == (differ, 4, 2 if differ else 4)
+    exposed = result.exposed_fraction
+    assert exposed is not None
+    assert result.exposed_gpu_hours_a_day == pytest.approx(exposed * 24 * (2 if differ else 4))
+    (said,) = lines(result, analysis.headline)[-1:]
+    alone = "A day on the 2 recorded GPUs alone, which differ too much to stand for the others of 4: "
+    assert said.startswith(alone if differ else "A day on 4 GPUs, if all are as the 2 recorded ranks: ")

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.job_step.headline import Headline, StepOfJob
-from overlapscope.analysis.job_step.two_kinds import two_kinds
+from overlapscope.analysis.job_step.two_kinds import two_kinds, unusual_in_calls
 
 MS = 1_000_000
 
@@ -55,6 +55,24 @@ def test_steps_of_two_lengths_are_of_two_kinds(lengths_ms: Sequence[float], shor
 )
 def test_others_are_of_one_kind(lengths_ms: Sequence[float]) -> None:
     assert two_kinds(head_of(lengths_ms)) is None
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "unusual"),
+    [
+        ((0.3, 7, 7, 7.2, 6.8), {0}),
+        ((3.6, 7, 7, 7.2, 6.8), set()),
+        ((7, 7, 14.5, 7), {2}),
+        ((0.1, 0.6, 0.6, 0.6), set()),
+        ((0.3, 7, 0.3, 7), set()),
+    ],
+    ids=["far less", "half", "twice", "little in all", "no usual one"],
+)
+def test_a_step_that_communicates_far_less_or_more_than_the_median_is_unusual(
+    exposed_ms: Sequence[float], unusual: set[int]
+) -> None:
+    """Of steps of 40 ms: a fiftieth is 0.8 ms."""
+    assert unusual_in_calls(head_of([40] * len(exposed_ms), exposed_ms)) == unusual
 
 
 def test_a_step_that_is_cut_short_is_of_no_kind() -> None:

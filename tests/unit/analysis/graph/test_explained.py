@@ -297,6 +297,22 @@ def test_what_lies_between_two_recorded_parts_is_no_loss() -> None:
         assert chain_at(replace(run, ranks=parts), each.rank, (each.start_ns + each.end_ns) // 2).chain
 
 
+def test_a_call_that_no_compute_follows_is_a_loss_of_which_only_the_call_can_be_said() -> None:
+    """By hand: the sum begins as rank 1 comes to it, and lasts 5 ms; nothing follows on either rank."""
+    last = [Record("ready", 0), Wait("ready", 1), Launch(1, 0, COMM, "nccl", "sum")]
+    run = simulate({0: [Launch(0, MS), *last], 1: [Launch(0, 3 * MS), *last]}, {"sum": 5 * MS}).run
+    (longest, *others) = longest_moments(run)
+    assert (longest.rank, longest.in_call, longest.end_ns - longest.start_ns) == (
+        0, "all_reduce", pytest.approx(7 * MS, rel=0.01),
+    )  # fmt: skip
+    assert others == [], "rank 1 loses the same time"
+    said = shown.moments_text([longest], "RUN")
+    assert "in all_reduce until" in said
+    assert "--at" not in said
+    with pytest.raises(UsageError, match=r"is in all_reduce until \d+\.\d+ ms, and no compute follows"):
+        chain_at(run, 0, (longest.start_ns + longest.end_ns) // 2)
+
+
 def _in_parts(timeline: RankTimeline) -> RankTimeline:
     """Return a rank of which each step with spans was recorded apart."""
     spans, steps = timeline.spans, timeline.steps

@@ -414,6 +414,33 @@ def test_time_behind_work_of_before_the_recording_is_not_unknown(
     assert (before > 4_900, unknown > 4_900) == ((True, False) if failed is None else (False, True))
 
 
+@pytest.mark.parametrize(
+    ("begins", "failed"),
+    [
+        pytest.param(5_600, None, id="0.6 of 5.6 ms come after the other stream had ended it"),
+        pytest.param(11_000, UNKNOWN, id="6 of 11 ms do"),
+    ],
+)
+def test_streams_end_work_of_before_the_recording_one_after_the_other(begins: int, failed: str | None) -> None:
+    """A copy runs as the recording begins. The stream that computes goes on at 5 ms, and another one, whose kernel was
+    launched at the begin, too, later and to the end."""
+    ran: list[Ran] = [(2, 5, 6, 1), (0, 5_000, 45_000, 10), (1, begins, 44_000, 20), (1, 44_001, 46_000, 30)]
+    graph = rank_graph(trace(QUEUED, ran, kinds={0: COPY, 2: COMM, 3: COMM}))
+    assert causes_failed(graph) == failed
+
+
+@pytest.mark.parametrize(("later_ns", "waited"), [(1, True), (2, False)])
+def test_what_a_span_waited_for_may_seem_to_end_a_nanosecond_later_as_times_are_rounded(
+    later_ns: int, *, waited: bool
+) -> None:
+    ran: list[Ran] = [(0, 5, 50, 1), (1, 15, 300, 2), (0, 300 - later_ns / US, 400, 3)]
+    graph = rank_graph(trace(launches(3), ran, kinds={1: COMM}))
+    part = graph.ranks[0]
+    events = [each[:2] for each in edges(graph, EVENT)]
+    assert events == [(part.ends().start + 1, part.starts().start + 2)] * waited
+    assert (gap_of(graph, 2) == "none") == waited
+
+
 def with_pauses(pauses: list[float]) -> RankTimeline:
     """Return kernels of 10 us that were launched at the beginning, with these pauses in us before all but the first."""
     calls, spans, at = launches(len(pauses) + 1, every=1.0), [], 100.0
@@ -471,3 +498,23 @@ def test_a_call_that_launches_at_several_moments_is_a_call_at_each() -> None:
         replace(given, spans=replace(given.spans, launch_ns=BEGIN_NS + np.array([0, 0, 0, 950]) * US))
     )
     assert together.ranks[0].launched_by.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("second", "lane", "names", "follows"),
+    [
+        (40, 1, ("HtoD", "HtoD"), True),  # as its launch at 34 says, too: a replay that launches it earlier keeps it
+        (22, 1, ("HtoD", "HtoD"), False),  # two engines: they ran at once
+        (40, 1, ("HtoD", "DtoH"), False),
+        (40, 0, ("HtoD", "HtoD"), False),  # the stream says so
+    ],
+)
+def test_copies_of_one_direction_that_never_ran_at_once_follow_each_other(
+    second: float, lane: int, names: tuple[str, str], *, follows: bool
+) -> None:
+    calls = [("cudaMemcpyAsync", 10.0, 11.0, 1), ("cudaMemcpyAsync", second - 6, second - 5, 2)]
+    made = trace(calls, [(0, 16, 30, 1), (lane, second, second + 20, 2)], kinds={0: COPY, 1: COPY})
+    named = {f"k{at}": f"Memcpy {name} (Pinned -> Device)" for at, name in enumerate(names)}
+    graph = rank_graph(replace(made, names=tuple(named.get(name, name) for name in made.names)))
+    ends, starts = graph.ranks[0].ends().start, graph.ranks[0].starts().start
+    assert edges(graph, EVENT) == [(ends, starts + 1, 0)] * follows

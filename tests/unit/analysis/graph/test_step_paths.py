@@ -492,6 +492,28 @@ def test_bands_are_shares_of_the_path_also_where_a_wait_is_recorded_later_than_i
     assert _summed(run, path, Clocks(), {}, lambda _: None).bands == {"compute": (40, 100), "host": (0, 10)}
 
 
+def test_gaps_beside_other_work_of_the_device_are_named_apart_from_idle_time() -> None:
+    """Of gaps from 60 to 70 and from 90 to 100 a call runs beside 8, until 68."""
+    nothing = {name: np.zeros(4, np.int64) for name in Segments.__struct_fields__}
+    compute, idle = PARTS.index("compute"), PARTS.index("idle")
+    segments = Segments(**nothing | {
+        "part": np.array([compute, idle, compute, idle], np.int8), "name": np.full(4, -1),
+        "start_ns": np.array([0, 60, 70, 90]), "end_ns": np.array([60, 70, 90, 100]),
+    })  # fmt: skip
+    path = FollowedPath(
+        step=1, rank=0, start_ns=0, end_ns=100, before_ns=0, segments=segments, own_chains_ns={},
+        bands={"idle": (15, 26)},
+    )  # fmt: skip
+    device = rank_of(0, [(40, 68, 0)], [(0, 60, "gemm"), (70, 90, "gemm")], has_device=True)
+    run = Run(world_size=1, ranks={0: device})
+    summed = _summed(run, path, Clocks(), {}, lambda _: None)
+    assert (summed.parts["idle"], summed.gaps_beside_work_ns) == (20, 8)
+    said = " ".join(critical_path_text(CriticalPath(scope="rank", median_step=1, steps=[summed])).split())
+    assert "compute 80.0 %, idle 7.0 to 18.0 %, gaps between kernels, other work beside them 8.0 %" in said
+    on_host = replace(run, ranks={0: replace(device, has_device=False)})
+    assert _summed(on_host, path, Clocks(), {}, lambda _: None).gaps_beside_work_ns == 0
+
+
 @pytest.mark.parametrize(
     ("before", "odd", "typical"),
     [

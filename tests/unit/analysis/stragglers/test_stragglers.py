@@ -134,7 +134,8 @@ def test_copies_of_a_device_are_not_its_idle_time(pause_ms: int, copies_ms: Sequ
 @pytest.mark.parametrize(
     ("grids", "held_by"),
     [
-        pytest.param(lambda length, at: length // 10_000, "longer_compute", id="another one at each launch"),
+        pytest.param(lambda length, at: 300 + at, "longer_compute", id="another one at each launch"),
+        pytest.param(lambda length, at: length // 10_000, "more_work", id="others, as much larger as they take longer"),
         pytest.param(lambda length, at: 100 + at % KERNELS, "slower_compute", id="those of layers, in each step"),
         pytest.param(lambda length, at: 160 if length > 5 * MS else 100, "more_work", id="larger ones"),
     ],
@@ -162,7 +163,7 @@ def test_a_device_whose_optimizer_takes_longer_by_as_much_is_slower(optimizer: s
         rows = np.flatnonzero(each.spans.kind == COMPUTE)
         lengths = (each.spans.end_ns - each.spans.start_ns)[rows]
         blocks, names, ends = (column.copy() for column in (each.spans.blocks, each.spans.name, each.spans.end_ns))
-        blocks[rows] = np.where(lengths > 5 * MS, 160, 100) if larger else lengths // 10_000
+        blocks[rows] = np.where(lengths > 5 * MS, 160, 100) if larger else 300 + np.arange(rows.size)
         last = rows[KERNELS - 1 :: KERNELS][: 2 if optimizer == "few" else None]
         names[last] = len(each.names)
         if optimizer == "as long":

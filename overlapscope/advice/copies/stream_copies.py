@@ -1,47 +1,64 @@
-"""Rule: copies between host and device run on the stream that computes, so nothing computes beside them: offload, the
-batch that a step begins with, or a checkpoint.
+"""Rules: nothing is computed beside copies between host and device: they run on the stream that computes, or on others
+for which the next compute, or the host, waits. Offload, the batch that a step begins with, or a checkpoint.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
-from overlapscope.advice.losses.blocked_host import PINNED
-from overlapscope.advice.losses.host_time import shown_by
+from overlapscope.advice.copies.copy_rows import PAGEABLE, CopyRows, copy_rows, to_host_rows
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.checks.slow_host import slow_hosts
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_waits import TO_DEVICE
-from overlapscope.analysis.graph.found_causes import HostLoss
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
 
-BETWEEN: Final = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host-to-Device|Device-to-Host|H2D|D2H", re.I)
-"""Names of copies between host and device."""
-PAGEABLE: Final = re.compile(r"Pageable")
 TO_HOST_ALONE: Final = "to_host_alone"
 """In the evidence: whether the figures are of copies to the host alone."""
+HOLDS_HOST: Final = "holds_host"
+"""In the evidence: whether most of these copies, from or to pageable memory, hold the host until they end."""
 NOT_BEFORE: Final = "; it may save nothing before the slow hosts are faster"
 """A device that waits for launches does not end sooner without its copies: they are then no loss, but a bound."""
 MOSTLY: Final = 0.5
 """Of the copying time, this share is of batches, or to the host, where it is said to be that."""
 
 
-_Kind = Literal["batch", "to_host", "other"]
-WORDS: Final[Mapping[_Kind, tuple[str, str]]] = {
-    "batch": ("Copy the next batch ahead", "copies, mostly of the batch that a step begins with,"),
-    "to_host": ("Copy to the host on a stream of its own", "copies to the host"),
-    "other": ("Copy on a stream of its own", "copies between host and device"),
+ON_STREAM: Final = "copies_on_compute_stream"
+AWAITED: Final = "awaited_copies"
+ROWS: Final[Mapping[str, Callable[[CopyRows], Ints]]] = {
+    ON_STREAM: lambda rows: rows.on_compute_stream,
+    AWAITED: lambda rows: rows.awaited,
 }
-"""What to do, and what the copies are mostly."""
+"""Which copies a recommendation is of, by its id."""
+LIKE_BATCH: Final = 0.25
+"""A copy is as long as that of a batch if it differs from it by at most this share. A choice: copies of one size differ
+by a tenth, and more beside other traffic; sizes are not recorded."""
+KERNELS_OF_BATCH: Final = 50
+"""Fewest kernels that compute with a batch before the next is copied: the layer whose weights a copy brings has fewer.
+A choice."""
+
+_Kind = Literal["batch", "batches", "to_host", "other"]
+WORDS: Final[Mapping[_Kind, tuple[str, str, str]]] = {
+    "batch": ("Copy the next batch ahead", "copies", ", mostly of the batch that a step begins with,"),
+    "batches": (
+        "Copy the next batch ahead",
+        "copies",
+        ", mostly as long as that of a step's first batch,",
+    ),
+    "to_host": ("Copy to the host on a stream of its own", "copies to the host", ""),
+    "other": ("Copy on a stream of its own", "copies between host and device", ""),
+}
+"""What to do, what the copies are, and what mostly."""
+AHEAD: Final[Mapping[_Kind, str]] = {"to_host": "Copy to the host later", "other": "Copy earlier"}
+"""What to do where they are on a stream of their own already."""
 
 
 class _Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,65 +81,116 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     input_ns: float
     """What of it is copied to the device before the first compute of the step that launched it, or launched next after
     a batch was fetched; where some of that is from pinned memory, that alone."""
+    like_input_ns: float
+    """What of the rest is as long as the copies that steps begin with, each followed by `KERNELS_OF_BATCH`."""
     pageable_ns: float
+    ran_ns: float
+    """For how long these copies ran, alone or not."""
 
 
 def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where such copies take long enough, beside nothing; None for runs without devices."""
-    found = _of_ranks(given, to_host=False)
+    """Return the recommendation where copies on the stream with the most compute take long enough, beside nothing; None
+    for runs without devices."""
+    return _of_copies(given, ON_STREAM)
+
+
+def awaited_copies(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where nothing is computed for long enough beside copies on other streams, for which the
+    next compute or the host waits; None for runs without devices."""
+    return _of_copies(given, AWAITED)
+
+
+def _of_copies(given: RuleInput, id: str) -> Recommendation | None:
+    found = _of_ranks(given, id, to_host=False)
     mean = _mean([each.alone_ns for each in found])
     if not given.is_worth(mean):
         return None
     to_host = _mean([each.to_device_ns for each in found]) < MOSTLY * mean
     if to_host:
-        found = _of_ranks(given, to_host=True)
+        found = _of_ranks(given, id, to_host=True)
         mean = _mean([each.alone_ns for each in found])
         if not given.is_worth(mean):
             return None
-    beside = _mean([each.beside_ns for each in found])
     most = max(found, key=lambda each: length(each.alone))
     at = int((most.alone.ends - most.alone.starts).argmax())
-    longest = HostLoss(kind="pause", when=most.alone, longest=(int(most.alone.starts[at]), int(most.alone.ends[at])))
-    inputs = _mean([each.input_ns for each in found])
-    pageable = given.is_worth(_mean([each.pageable_ns for each in found]))
-    kind: _Kind = "batch" if inputs >= MOSTLY * mean else "to_host" if to_host else "other"
+    pageable_ns = _mean([each.pageable_ns for each in found])
+    kind = _kind(found, mean, to_host=to_host)
     one = given.in_one_step({each.timeline.rank: each.by_window for each in found})
     times = most.parts if one else 1  # a loss of one step is one of the recording
-    how_long = (
-        f"{ms(mean)} of a {ms(given.step_ns)} {given.per}" if one is None else f"{ms(one[1])} in step {one[0]} alone"
-    )
-    do, what = WORDS[kind]
     slow = slow_hosts(given.analysis.findings) is not None
+    beside = _mean([each.beside_ns for each in found])
+    # However they run beside compute, a step takes as long as they do.
+    free_ns = max(given.step_ns - _mean([each.ran_ns for each in found]), 0) if id == AWAITED and not one else mean
+    holds = id == AWAITED and pageable_ns >= MOSTLY * mean
+    title = _title(given, id, kind, mean, one, holds=holds)
     advice = recommended(
         given,
-        id="copies_on_compute_stream",
-        title=f"{do}: {what} on the compute stream take {how_long}, and nothing is computed beside them"
-        f"{_also_exposed(given, beside, mean)}{NOT_BEFORE * slow}",
-        at_most_ns=mean * times,
+        id=id,
+        title=f"{title}{_also_exposed(given, beside, mean)}{NOT_BEFORE * slow}",
+        at_most_ns=min(mean, free_ns) * times,
+        loss_ns=round(mean * times),
         bound_from=None if slow else "loss",
-        apply=_apply(given, kind, pageable=pageable, recurs=most.recurs),
+        apply=_apply(given, kind, pageable=given.is_worth(pageable_ns), recurs=most.recurs),
         evidence={
             "copies_alone_ns": round(mean * times),
             "beside_communication_ns": round(beside * times),
             "to_device_ns": round(most.to_device_ns * times),
-            "of_inputs_ns": round(inputs * times),
-            "pageable": pageable,
+            "of_inputs_ns": round(_mean([each.input_ns for each in found]) * times),
+            "pageable": given.is_worth(pageable_ns),
             TO_HOST_ALONE: to_host,
+            HOLDS_HOST: holds,
         },
-        shown_by=shown_by(given.run.ranks[most.timeline.rank], longest),
+        shown_by=ShownBy(rank=most.timeline.rank, start_ns=int(most.alone.starts[at]), end_ns=int(most.alone.ends[at])),
         measured=["the time of these copies in which the device does not compute"],
-        assumed=[
-            f"that what is copied can be copied {'later' if kind == 'to_host' else 'earlier'}, beside compute: "
-            "the gain is an upper bound"
-        ],
+        assumed=[_assumed(kind, holds=holds)],
         per="recording" if one else None,
     )
     return msgspec.structs.replace(advice, loss_ns=None) if slow else advice
 
 
-def _of_ranks(given: RuleInput, *, to_host: bool) -> list[_Copied]:
+def _kind(found: list[_Copied], mean: float, *, to_host: bool) -> _Kind:
+    """Return what most of the copies are of."""
+    inputs = _mean([each.input_ns for each in found])
+    if inputs >= MOSTLY * mean:
+        return "batch"
+    if inputs + _mean([each.like_input_ns for each in found]) >= MOSTLY * mean:
+        return "batches"
+    return "to_host" if to_host else "other"
+
+
+def _title(given: RuleInput, id: str, kind: _Kind, mean: float, one: tuple[int, float] | None, *, holds: bool) -> str:
+    """Return what to do and what it costs; `holds`: most copies, from or to pageable memory, hold the host."""
+    do, what, mostly = WORDS[kind]
+    how_long = (
+        f"{ms(mean)} of a {ms(given.step_ns)} {given.per}" if one is None else f"{ms(one[1])} in step {one[0]} alone"
+    )
+    if id == ON_STREAM:
+        return f"{do}: {what}{mostly} on the compute stream take {how_long}, and nothing is computed beside them"
+    if holds:
+        way = "to" if kind == "to_host" else "from"
+        return (
+            f"Copy {way} pinned memory: copies {way} pageable memory{mostly or ','} which hold the host until they "
+            f"end, take {how_long} in which nothing is computed"
+        )
+    return (
+        f"{AHEAD.get(kind, do)}: nothing is computed for {how_long} beside {what} on other streams{mostly or ','} as "
+        "the next compute waits for them"
+    )
+
+
+def _assumed(kind: _Kind, *, holds: bool) -> str:
+    when = "later" if kind == "to_host" else "earlier"
+    if holds:
+        return (
+            f"that what is copied can be copied {when}, from or to pinned memory, beside compute; what the device "
+            "idles until the host launches again, and how much faster these copies are, is not in the cost"
+        )
+    return f"that what is copied can be copied {when}, beside compute: the gain is an upper bound"
+
+
+def _of_ranks(given: RuleInput, id: str, *, to_host: bool) -> list[_Copied]:
     return [
-        _copied(timeline, given, own, to_host=to_host)
+        _copied(timeline, given, own, ROWS[id](copy_rows(timeline)), to_host=to_host)
         for timeline, own in given.some_at_hand()
         if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
     ]
@@ -139,23 +207,15 @@ def _also_exposed(given: RuleInput, beside: float, copied: float) -> str:
     return f" (communication beside {share} of it is exposed, too)" if share else ""
 
 
-def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_host: bool) -> _Copied:
-    """Return a rank's copies on the stream with the most compute, while no other stream computes; with `to_host` those
-    to the host alone that another stream could run beside compute.
+def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, rows: Ints, *, to_host: bool) -> _Copied:
+    """Return a rank's copies in `rows` while no other stream computes; with `to_host` those to the host alone that
+    could run beside compute.
 
     Those of a step are the ones that it launched: they may run before its window begins. Where these are not known, it
     is the copies that ran in the windows.
     """
     spans, cover = timeline.spans, given.coverage[timeline.rank]
-    computes = spans.kind == COMPUTE
-    by_lane = sum_by(
-        spans.lane[computes], (spans.end_ns - spans.start_ns)[computes], int(spans.lane.max(initial=0)) + 1
-    )
-    rows = np.flatnonzero((spans.kind == COPY) & (spans.lane == by_lane.argmax()) & computes.any())
-    rows = rows[rows_named(spans.name[rows], timeline.names, BETWEEN.search)]
-    if to_host:
-        rows = rows[~rows_named(spans.name[rows], timeline.names, TO_DEVICE.search)]
-        rows = rows[~_waited_for(timeline, rows)]
+    rows = to_host_rows(timeline, rows) if to_host else rows
 
     def alone(chosen: Ints) -> Intervals:
         return difference(union((spans.start_ns[chosen], spans.end_ns[chosen])), cover.compute)
@@ -177,6 +237,7 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_ho
     first = _after_fetch(timeline, counted)
     if by_launch:
         first |= _before_compute(spans, counted)
+    of_batch = _of_batch(named(TO_DEVICE) & first, named(PAGEABLE))
     starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
     by_window = BusyTime(every).within(starts, ends)
     about_as_much = by_window >= MOSTLY * by_window.max(initial=0)
@@ -189,8 +250,10 @@ def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, *, to_ho
         recurs=given.per == "step" and about_as_much.size > 1 and bool(about_as_much.mean() > MOSTLY),
         parts=parts,
         to_device_ns=a_step(named(TO_DEVICE)),
-        input_ns=a_step(_of_batch(named(TO_DEVICE) & first, named(PAGEABLE))),
+        input_ns=a_step(of_batch),
+        like_input_ns=a_step(_like_batches(timeline, counted) & named(TO_DEVICE) & ~named(PAGEABLE) & ~of_batch),
         pageable_ns=a_step(named(PAGEABLE)),
+        ran_ns=length(union((spans.start_ns[counted], spans.end_ns[counted]))) / parts,
     )
 
 
@@ -202,16 +265,25 @@ def _of_batch(first: Flags, pageable: Flags) -> Flags:
     return pinned if pinned.any() else first
 
 
-def _waited_for(timeline: RankTimeline, rows: Ints) -> Flags:
-    """Return which copies their host waited for although they are to pinned memory: until they ended it launched no
-    compute that could run beside them. Not where a launch is not known."""
+def _like_batches(timeline: RankTimeline, rows: Ints) -> Flags:
+    """Return which rows are as long as the copies to the device, on whatever stream, that end before the first compute
+    of the step that launched them, and followed by `KERNELS_OF_BATCH` or more before the next of these rows: batches
+    that are evaluated, and no weights of a layer."""
     spans = timeline.spans
-    launch, computes = spans.launch_ns[rows], spans.launch_ns[spans.kind == COMPUTE]
-    computes = np.sort(computes[computes != NONE])
-    pinned = rows_named(spans.name[rows], timeline.names, PINNED.search)
-    nothing = np.searchsorted(computes, launch, side="right") == np.searchsorted(computes, spans.end_ns[rows])
-    found: Flags = pinned & (launch != NONE) & nothing & (computes.size > 0)
-    return found
+    copies = np.flatnonzero((spans.kind == COPY) & (spans.step != NONE))
+    copies = copies[rows_named(spans.name[copies], timeline.names, TO_DEVICE.search)]
+    opening = copies[_before_compute(spans, copies)]
+    if not opening.size or not rows.size:
+        return np.zeros(rows.size, np.bool_)
+    lasted = spans.end_ns - spans.start_ns
+    usual = float(np.median(lasted[opening]))
+    begun = np.sort(spans.start_ns[spans.kind == COMPUTE])
+    order = np.argsort(spans.start_ns[rows], kind="stable")
+    before = np.searchsorted(begun, spans.start_ns[rows[order]])
+    kernels = np.empty(rows.size, np.int64)
+    kernels[order] = np.diff(np.append(before, begun.size))
+    like: Flags = (np.abs(lasted[rows] - usual) <= LIKE_BATCH * usual) & (kernels >= KERNELS_OF_BATCH)
+    return like
 
 
 def _before_compute(spans: Spans, rows: Ints) -> Flags:
@@ -243,7 +315,7 @@ def _after_fetch(timeline: RankTimeline, rows: Ints) -> Flags:
 
 def _apply(given: RuleInput, kind: _Kind, *, pageable: bool, recurs: bool) -> dict[str, str]:
     """Return code that copies beside compute; what recurs in each step is no checkpoint."""
-    if kind == "batch":
+    if kind in ("batch", "batches"):
         lines = [
             "copies = torch.cuda.Stream()",
             "with torch.cuda.stream(copies):  # the next batch, while this one computes",
@@ -273,11 +345,11 @@ def _apply(given: RuleInput, kind: _Kind, *, pageable: bool, recurs: bool) -> di
         return {"torch": "\n".join(lines)} | of_deepspeed
     lines = [
         "copies = torch.cuda.Stream()",
-        "with torch.cuda.stream(copies):  # the next layer's, while this one computes",
-        "    weight = host_weight.to(device, non_blocking=True)",
+        "with torch.cuda.stream(copies):  # what is needed next, such as a layer's weights, while this one computes",
+        "    tensor = host_tensor.to(device, non_blocking=True)",
         "torch.cuda.current_stream().wait_stream(copies)  # before it is used",
     ]
-    lines += ["host_weight = host_weight.pin_memory()  # from pageable memory a copy runs beside nothing"] * pageable
+    lines += ["host_tensor = host_tensor.pin_memory()  # from pageable memory a copy runs beside nothing"] * pageable
     if given.job.serves:
         return {"torch": "\n".join(lines), "serving": "# keep weights on the device where they fit: no CPU offload"}
     return {"torch": "\n".join(lines)} | of_deepspeed

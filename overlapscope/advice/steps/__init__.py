@@ -1,0 +1,1 @@
+"""Which steps a loss is of, and which rank decides how long a step takes."""

@@ -1,0 +1,153 @@
+"""What few steps cost that take far longer than the others, by what is more in them."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.checks.outlier_steps import LONGER_KERNELS, ODD_LENGTH, longer_words
+from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, ONE_LONG_CALL, USUAL_LONGER_NS
+from overlapscope.analysis.per_rank.longer_step import LongerStep
+from overlapscope.analysis.result import RankInfo, Recommendation, StepBreakdown, WithoutOutliers, late_waits_ns
+from overlapscope.display import list_some, size_text
+
+LONG_STEPS: Final = "long_steps"
+"""Evidence: the steps that a loss is of, which cost the recording more than what every step loses."""
+MOSTLY: Final = 0.5
+"""Steps are longer for what has this share of what they take more; likewise one call, or pauses that are named. A
+choice."""
+PARTS: Final[Mapping[str, str]] = {
+    "compute_ns": "long_steps", "exposed_comm_ns": "exposed_communication", "idle_ns": "idle_device",
+}  # fmt: skip
+"""What may be more in a step, with the id of the recommendation that names it."""
+ONCE: Final = "that such steps come as often in every recording of this length"
+LOOK_AT_STEPS: Final = (
+    "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
+)
+LOOK_AT_CALL: Final = (
+    "overlapscope explain one_long_call  # record again, and longer: does it come back? all ranks, with host events: "
+    "who was late then, and why?"
+)
+BATCHES: Final = {
+    "torch": 'print(step, batch["input_ids"].shape)  # sort samples by length, pack them, cap the tokens of a batch'
+}
+CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
+
+
+class _More(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank that made a step longer by most did more in it."""
+
+    rank: int
+    step: int
+    ns: Mapping[str, float]
+    """By field of `PARTS`."""
+
+
+def long_steps(given: RuleInput, costly: WithoutOutliers) -> Recommendation | None:
+    """Return what names the loss of steps that cost more than every step loses; None where none of `PARTS` is most of
+    what they take longer."""
+    each = [more for step in costly.longer_of if (more := _more(given.analysis.ranks, step, costly.outliers))]
+    sums = {name: sum(more.ns[name] for more in each) for name in PARTS}
+    part = max(sums, key=sums.__getitem__)
+    if not each or sums[part] < MOSTLY * costly.longer_ns:
+        return None
+    most = max(each, key=lambda more: more.ns[part])
+    words, apply, evidence = _of_part(given, part, most, sums[part])
+    one = len(costly.outliers) == 1
+    which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
+    return recommended(
+        given,
+        id=PARTS[part],
+        title=f"Largest loss: {which} {ms(costly.longer_ns)} longer than the others: {words}",
+        verdict="look",
+        at_most_ns=costly.longer_ns,
+        bound_from="loss",
+        per="recording",
+        apply=apply,
+        evidence={LONG_STEPS: costly.outliers, "rank": most.rank, "more_ns": sums}
+        | dict(evidence),
+        measured=["how much longer these steps take than the median of the others, but for waiting for late ranks"],
+        assumed=[ONCE],
+        verify="overlapscope analyze NEW_RUN: no step is as long",
+    )  # fmt: skip
+
+
+def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:
+    """Return whether pauses of hosts, which `host_pauses` names, are most of what these steps take longer."""
+    named = [each.evidence for each in found if each.id == "host_pauses" and not each.evidence.get("before_any_call")]
+    pauses = [pause for evidence in named for pause in evidence["pauses"]]
+    by_step: dict[int, dict[int, int]] = {}
+    for pause in pauses:
+        own = by_step.setdefault(pause["step"], {})
+        own[pause["rank"]] = own.get(pause["rank"], 0) + pause["idle_ns"]
+    # A pause between two steps lies in the one that its host began; its device idles in the one before.
+    near = {step for each in costly.outliers for step in (each, each + 1)}
+    return sum(max(own.values()) for step, own in by_step.items() if step in near) >= MOSTLY * costly.longer_ns
+
+
+def _more(ranks: Sequence[RankInfo], step: int, outliers: Sequence[int]) -> _More | None:
+    """Return what the rank did more in a step that is longer in it by most, without what it waits for late ranks; None
+    where no rank has others to compare it with."""
+    found = []
+    for info in ranks:
+        own = [each for each in info.steps if each.complete and each.step == step]
+        others = [each for each in info.steps if each.complete and each.step not in outliers]
+        if len(own) != 1 or not others:
+            continue
+        waited_ns = max(late_waits_ns(own[0]) - median(map(late_waits_ns, others)), 0)
+        more = {name: _longer_ns(own[0], others, name) for name in ("window_ns", *PARTS)}
+        found.append((more.pop("window_ns") - waited_ns, _More(rank=info.rank, step=step, ns=more)))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _longer_ns(own: StepBreakdown, others: Sequence[StepBreakdown], name: str) -> float:
+    return (getattr(own, name) or 0) - median(getattr(each, name) or 0 for each in others)
+
+
+def _of_part(
+    given: RuleInput, part: str, most: _More, more_ns: float
+) -> tuple[str, Mapping[str, str], Mapping[str, Any]]:
+    """Return what is more in these steps and why, as words; what to do; and evidence."""
+    several = len(given.analysis.ranks) > 1
+    on = f" on rank {most.rank}, where that is most" if several else ""
+    odd = next((each.evidence for each in given.analysis.findings if each.id.startswith(ODD_LENGTH)
+                and each.evidence.get("step") == most.step), {})  # fmt: skip
+    look = {"look": LOOK_AT_STEPS}
+    if part == "compute_ns":
+        words = f"it computes for {ms(more_ns)} more{on}"
+        if LONGER_KERNELS not in odd:
+            return words, look, {}
+        longer = msgspec.convert(odd[LONGER_KERNELS], LongerStep)
+        apply = CLOCKS if longer.slower_device else BATCHES
+        return f"{words}, in the same {longer.kernels} kernels: {longer_words(longer)}", apply, {}
+    if part == "idle_ns":
+        name = odd.get("range", odd.get("idle_range"))
+        return f"the device is idle for {ms(more_ns)} more{on}{f', in {short(name)}' if name else ''}", look, {}
+    words = f"{ms(more_ns)} more are exposed communication{on}"
+    call, evidence = _of_calls(given, more_ns)
+    return f"{words}{call}", {"look": LOOK_AT_CALL} if evidence else look, evidence
+
+
+def _of_calls(given: RuleInput, more_ns: float) -> tuple[str, Mapping[str, Any]]:
+    """Return which call, or that calls, take longer than their like by most of what is more, and for whom they may
+    wait; with evidence of the call."""
+    missing = [rank for rank in range(given.run.world_size or 0) if rank not in given.run.ranks]
+    who = f"one of {rank_list(missing)} (not recorded)" if missing else "another rank"
+    findings = given.analysis.findings
+    one = next((each.evidence for each in findings if each.id.startswith(f"{ONE_LONG_CALL}:")), None)
+    if one is not None and one["exposed_longer_ns"] >= MOSTLY * more_ns:
+        size = "" if one["bytes"] is None else f" of {size_text(one['bytes'])}"
+        like = f", its like {ms(one['like_ns'])}" if one["like"] else ""
+        words = f", one {short(one['op'])}{size} takes {ms(one['duration_ns'])}{like}"
+        evidence = {"duration_ns": one["duration_ns"], "like_ns": one["like_ns"], "bytes": one["bytes"]}
+        return f"{words}: {who} was late to it, or the network stalled", evidence
+    longer = next((each.evidence for each in findings if each.id == LONGER_THAN_LIKE), None)
+    if longer is None:
+        return "", {}
+    longer_ns = (longer["longer_ns"] - longer[USUAL_LONGER_NS]) * given.analysis.headline.steps
+    if longer_ns < MOSTLY * more_ns:
+        return "", {}
+    return f", as calls take longer than the shortest of their like: {who} was late, or the network slow", {}
