@@ -10,10 +10,10 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
+from overlapscope.analysis.unseen_waits import lacks_members
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
 from overlapscope.report.text.cross_rank import (
     evidence_text,
-    lacks_members,
     matched_text,
     missing_ranks_text,
     straggler_sentences,

@@ -18,6 +18,7 @@ from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
+from overlapscope.analysis.unseen_waits import has_unmatched, lacks_members
 from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import PIPELINE
@@ -271,6 +272,9 @@ def _recommended(
     replayed, per = _removal(straggler, _window(analysis))
     at_most_ns = _delayed_ns(alone, analysis)
     gain_ns, low_ns, high_ns = replayed or (None, None if at_most_ns is None else 0, at_most_ns)
+    if replayed and (lacks_members(analysis) or has_unmatched(analysis)):
+        # Of members that were not recorded one may be as late; what is waited in calls without a match comes on top.
+        gain_ns, low_ns, high_ns = (None, None, None) if has_unmatched(analysis) else (None, 0, high_ns)
     own_idle_ns = _own_idle_ns(straggler, analysis)
     waits_ns = _known_wait_ns(analysis) if own_idle_ns and head.exposed_wait_ns is None else head.exposed_wait_ns
     is_whole = len(analysis.run.ranks) == analysis.run.world_size

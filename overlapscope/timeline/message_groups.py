@@ -39,10 +39,10 @@ def with_message_groups(
     listed = groups
     if not any(group.ranks for group in groups):
         both = Group(name="ranks [0, 1]", size=2, ranks=(0, 1))
-        listed = (both,) if world_size == 2 else _of_first_ranks({rank: ranks[rank] for rank in nameless})
+        listed = (both,) if world_size == 2 else _of_first_ranks({rank: ranks[rank] for rank in nameless}, world_size)
     meant = {rank: _meant(ranks[rank], rows, listed) for rank, rows in nameless.items()}
     named = {rank: group for rank, group in meant.items() if group is not None and _agree(group, meant)}
-    known = {group.name: group for group in (*groups, *named.values())}
+    known = {group.name: group for group in (*map(_without_guess, named.values()), *groups)}
     found = {rank: _named(each, nameless[rank], named[rank]) if rank in named else each for rank, each in ranks.items()}
     return found, tuple(known[name] for name in sorted(known))
 
@@ -55,12 +55,13 @@ def _nameless(timeline: RankTimeline) -> Flags:
     return messages | exchanges if messages.any() else messages
 
 
-def _of_first_ranks(ranks: Mapping[int, RankTimeline]) -> tuple[Group, ...]:
+def _of_first_ranks(ranks: Mapping[int, RankTimeline], world_size: int | None) -> tuple[Group, ...]:
     """Return a group of the job's ranks from 0 on in which each of these ranks has its own number as its place, and
     each message between two of them is stated on both; empty where there is none.
 
     A group with another rank missing among the first ones gives one of its ranks another place than its number: so all
-    peers are ranks of the job up to the last place of a recorded rank, and a peer beyond it leaves that unknown.
+    peers are ranks of the job up to the last place of a recorded rank, and a peer beyond it leaves that unknown. Its
+    size is known where these are all ranks of the job: else ranks beyond them may be members.
     """
     stated = {rank: set(_places(timeline).values()) for rank, timeline in ranks.items()}
     every = set().union(*stated.values())
@@ -71,7 +72,14 @@ def _of_first_ranks(ranks: Mapping[int, RankTimeline]) -> tuple[Group, ...]:
         return ()
     if any(own != rank for rank, places in stated.items() for _, own, _ in places):
         return ()
-    return (Group(name=f"ranks 0 to {last}", size=last + 1, ranks=tuple(range(last + 1))),)
+    every_rank = world_size == last + 1
+    name = f"ranks 0 to {last}" if every_rank else f"ranks 0 to {last} or more"
+    return (Group(name=name, size=world_size if every_rank else None, ranks=tuple(range(last + 1))),)
+
+
+def _without_guess(group: Group) -> Group:
+    """Return a group without its members where it may have more of them."""
+    return group if group.size is not None else replace(group, ranks=None)
 
 
 def _meant(timeline: RankTimeline, rows: Flags, groups: Sequence[Group]) -> Group | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from overlapscope.advice.rule_input import AGAIN_NS, RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import COMPUTE, Flags, Ints, Spans
+from overlapscope.timeline.columns import COMPUTE, Flags, Ints, Spans, take
 from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order, sum_by
@@ -101,6 +101,9 @@ def _recomputed(given: RuleInput, timeline: RankTimeline) -> _Recomputed | None:
     begin, end = (np.array([spans.start_ns[own[place[edge]]] for own, place in found]) for edge in (0, 1))
     coverage = given.coverage[timeline.rank]
     exposed = BusyTime(difference(coverage.comm, coverage.compute)).within(begin, end)
+    computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.name >= 0))
+    work = take(spans, computes[sort_order(spans.start_ns[computes])])
+    again_ns = [_again_ns(work, spans.start_ns[own], of_backward[own], place) for own, place in found]
     layers = np.array([of_backward[own].sum() for own, _ in found])
     share = layers / np.array([last - first for _, (first, last) in found])
     return _Recomputed(
@@ -108,24 +111,24 @@ def _recomputed(given: RuleInput, timeline: RankTimeline) -> _Recomputed | None:
         backward=float(layers.mean()),
         forward_ns=float(np.median((end - begin) * share)),
         exposed_ns=float(np.median(exposed * share)),
-        again_ns=float(np.median([_again_ns(spans, own, of_backward[own], place) for own, place in found] * share)),
+        again_ns=float(np.median(again_ns * share)),
     )
 
 
-def _again_ns(spans: Spans, attention: Ints, backward: Flags, place: tuple[int, int]) -> float:
-    """Return for how long kernels between the first and the last of attention in a forward pass (`place`) run again
-    between the first and the last of its backward: of each name, as many as there are in both. Where the recording ends
-    before, in proportion; 0 where nothing of backward follows."""
+def _again_ns(work: Spans, attention_ns: Ints, backward: Flags, place: tuple[int, int]) -> float:
+    """Return for how long kernels (of `work`, by start) between the first and the last of attention in a forward pass
+    (`place`) run again between the first and the last of its backward: of each name, as many as there are in both.
+    Where the recording ends before, in proportion; 0 where nothing of backward follows."""
     first, last = place
     back = np.flatnonzero(backward)
     back = back[back > last][: last - first + 1]
     if back.size < 2:  # no whole layer
         return 0.0
-    edges = spans.start_ns[attention[[first, last, back[0], back[-1]]]]
-    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.start_ns >= edges[0]) & (spans.start_ns < edges[3]))
-    start, took = spans.start_ns[rows], (spans.end_ns - spans.start_ns)[rows]
+    edges = attention_ns[[first, last, back[0], back[-1]]]
+    own = slice(*np.searchsorted(work.start_ns, edges[[0, 3]]).tolist())
+    start, took = work.start_ns[own], work.end_ns[own] - work.start_ns[own]
     forward, again = start < edges[1], start >= edges[2]
-    of, names = spans.name[rows], int(spans.name[rows].max()) + 1
+    of, names = work.name[own], int(work.name[own].max()) + 1
     in_both = np.minimum(*(np.bincount(of[part], minlength=names) for part in (forward, again)))
     mean_ns = sum_by(of[forward], took[forward], names) / np.maximum(np.bincount(of[forward], minlength=names), 1)
     return float(in_both @ mean_ns) * (last - first) / (back.size - 1)

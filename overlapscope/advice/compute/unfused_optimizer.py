@@ -21,7 +21,7 @@ from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import factorize_rows, values_in
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 LEAST: Final = 0.03
@@ -209,11 +209,8 @@ def _reduced_bytes(given: RuleInput, timeline: RankTimeline, rows: Iterable[Coll
     several passes before one update make them, those of one period; the least of all steps with such calls."""
     calls = timeline.collectives
     chosen = np.flatnonzero(given.calls_of(timeline, rows) & (calls.step != NONE))
-    found = []
-    for step in values_in(calls.step[chosen]).tolist():
-        own = chosen[calls.step[chosen] == step]
-        found.append(_one_period(calls.bytes[own[np.argsort(calls.launch_ns[own], kind="stable")]]))
-    return min(found, default=0)
+    chosen = chosen[sort_order(calls.launch_ns[chosen])]
+    return min((_one_period(calls.bytes[chosen[own]]) for own in split_by(calls.step[chosen])), default=0)
 
 
 def _one_period(sizes: Ints) -> int:

@@ -21,9 +21,6 @@ WAITS_STAY: Final = (
     "that these waits stay: without them the device would have work in the pauses, so what is lost to these waits is "
     "the same time"
 )
-WAITED: Final = 0.5
-"""Pauses cost all ranks what the device that lost most idles where another waited, or idled so, for this share of it. A
-choice: else the rank may have been ahead by the rest."""
 OF_RANGE: Final = 0.9
 """A range that one step alone has is what the host does in a pause if it covers this share of it. A choice: whatever
 else stops a host does so for longer than the range that it begins in, or for a part of it."""
@@ -88,8 +85,8 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
         title=_title(given, evidence, wait, alone_range),
         verdict="look",
         loss_ns=loss_ns,
-        at_most_ns=loss_ns if _delays_all(given, evidence) else None,
-        bound_from="loss" if _delays_all(given, evidence) else None,
+        at_most_ns=loss_ns if evidence["delays_all"] else None,
+        bound_from="loss" if evidence["delays_all"] else None,
         per=given.per if alone is None else "recording",
         apply=_remedies(evidence, alone_range, costliest["paused_ns"]),
         evidence=evidence,
@@ -108,20 +105,6 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
         ],
         verify="overlapscope analyze NEW_RUN: the finding host_pauses is gone",
     )
-
-
-def _delays_all(given: RuleInput, evidence: Mapping[str, Any]) -> bool:
-    """Return whether all ranks lose what the device that lost most idles in the pauses: others wait for most of it, or
-    pause in the same steps, too, or there are no others."""
-    pauses = evidence["pauses"]
-    if evidence["steps"] and evidence["device_step"] is None:
-        return False  # the time of a step does not hold it
-    ranks_in: dict[int | None, set[int]] = {}
-    for each in pauses:
-        ranks_in.setdefault(each["step"], set()).add(each["rank"])
-    every = {step for step, ranks in ranks_in.items() if given.is_whole and len(ranks) == len(given.run.ranks)}
-    lost = [each["idle_ns"] if each["step"] in every else min(each["waited_ns"], each["idle_ns"]) for each in pauses]
-    return bool(sum(lost) >= WAITED * sum(each["idle_ns"] for each in pauses) > 0)
 
 
 def _range_alone(given: RuleInput, evidence: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -26,7 +26,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.rows import sort_order, values_in
+from overlapscope.timeline.rows import sort_order, split_by
 from overlapscope.whatif.parallelism import shows_ddp
 
 OTHER_WORK: Final = (
@@ -205,10 +205,11 @@ def _keep_link_busy(given: RuleInput) -> bool:
         rows = rows_named(calls.op, timeline.names, REDUCE.__contains__) & (calls.bytes >= LARGE_BYTES)
         rows &= (calls.start_ns != NONE) & (calls.end_ns != NONE)
         own = np.flatnonzero(rows)
+        own = own[sort_order(calls.start_ns[own])]
         window = window_of(windows, calls.start_ns[own])
-        for at in values_in(window[window != NONE]).tolist():
-            those = own[window == at]
-            those = those[np.argsort(calls.start_ns[those], kind="stable")]
+        own, window = own[window != NONE], window[window != NONE]
+        for at in split_by(window):
+            those = own[at]
             until = np.maximum.accumulate(calls.end_ns[those])
             busy += those.size > 1 and bool((calls.start_ns[those[1:]] - until[:-1] <= IN_A_ROW_NS).all())
             every += 1

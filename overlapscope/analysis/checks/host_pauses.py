@@ -48,11 +48,16 @@ MOST_SETS: Final = 3
 """Sets of ranks that paused in the same steps, in a title."""
 MOST_BEGINS: Final = 4
 """Pauses of one step of which a title says when they begin. A choice: more are no place."""
+STEPS_IDLE_NS: Final = "steps_idle_ns"
+"""In the evidence: for how long the device that lost most in each of its `steps` idled in all of the pauses there."""
 WAIT_OR_NOT: Final = "wait_or_not"
 """In the evidence: whether the pauses perhaps come whether the host waits for its device before them or not."""
 MOSTLY: Final = 0.5
 """Pauses of which it is said how long they are, and in which step, are why that step idles for longer where this share
 of what is more is in them."""
+WAITED: Final = 0.5
+"""Pauses cost all ranks what the device that lost most idles where another waited, or idled so, for this share of it. A
+choice: else the rank may have been ahead by the rest."""
 DIFFER: Final = 2
 """Of pauses of which one is so many times as long as another the longest is told, no mean. A choice."""
 
@@ -126,6 +131,7 @@ def _costly(
                 "own_code": reason.own_code,
                 "copied_back": reason.copied_back,
                 "device_step": device_step,
+                "delays_all": delays_all(run, found, device_step),
                 WAIT_OR_NOT: reason.wait_or_not,
                 "before_any_call": False,
                 **_evidence(found),
@@ -137,6 +143,19 @@ def _costly(
             known_from="trace",
         )
     ]
+
+
+def delays_all(run: Run, found: Sequence[CostlyPause], device_step: int | None) -> bool:
+    """Return whether all ranks lose what the device that lost most idles in the pauses: others wait for most of it, or
+    pause in the same steps, too, or there are no others."""
+    ranks_of = ranks_by_step(found)
+    if ranks_of and device_step is None:
+        return False  # the time of a step does not hold it
+    by_step = ranks_of or {None: {each.rank for each in found}}
+    is_whole = len(run.ranks) == run.world_size
+    every = {step for step, ranks in by_step.items() if is_whole and len(ranks) == len(run.ranks)}
+    lost = [each.idle_ns if each.step in every else min(each.waited_ns, each.idle_ns) for each in found]
+    return bool(sum(lost) >= WAITED * sum(each.idle_ns for each in found) > 0)
 
 
 def without_pauses(
@@ -192,11 +211,13 @@ def rows_of(evidence: Mapping[str, Any], rank: int, own: LongPauses) -> Flags:
 def _evidence(found: Sequence[CostlyPause]) -> dict[str, Any]:
     """Return what the pauses themselves show, and the costliest of them."""
     by_step, times, ranks = ranks_by_step(found), times_in_steps(found), sorted({each.rank for each in found})
+    costs = _costs_ns(found)
     lengths = [each.paused_ns for each in found]
     differ = max(lengths) >= DIFFER * min(lengths)
     return {
         "ranks": ranks,
         "steps": sorted(by_step),
+        STEPS_IDLE_NS: [costs[step] for step in sorted(by_step)],
         "number": len(found),
         "times_a_step": [times[0], times[-1]],
         "paused_ns": max(lengths) if differ else round(fmean(lengths)),
@@ -392,14 +413,15 @@ def _where(found: Sequence[CostlyPause], place: Mapping[str, Any], step_ns: floa
     if not place["one_place"]:
         return ", at several places" if len(found) > 1 else f", after {short(found[0].before)}"
     mostly = "mostly " * (place["elsewhere"] > 0)
-    into = _into_step(found, step_ns)
+    between = (place["after"], place["before"])
+    into = _into_step([each for each in found if (each.before, each.after) == between], step_ns)
     within = "" if place["inside"] is None else f", in {short(place['inside'])}"
     return f", {mostly}between {short(place['after'])} and {short(place['before'])}{within}{into}"
 
 
 def _into_step(found: Sequence[CostlyPause], step_ns: float) -> str:
-    """Return how far into a step each of its pauses begins, with a comma, where all steps with some agree in all of
-    them; else nothing: the first alone would be taken for the place of all."""
+    """Return how far into a step each of its pauses at one place begins, with a comma, where all steps with some agree
+    in all of them; else nothing: the first alone would be taken for the place of all."""
     begins: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)
     for each in found:
         begins[each.rank, each.step].append(each.into_step_ns)

@@ -3,7 +3,7 @@ while data are fetched, an evaluation, a checkpoint."""
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -59,11 +59,12 @@ def odd_ranges(run: Run, said: Collection[Finding]) -> list[Finding]:
     """Return a finding for each step that alone spends long in a range; none for steps whose length was `said` to be
     odd already."""
     named = {each.evidence.get("step") for each in said if each.id.startswith("odd_step:")}
+    every = [each for timeline in run.ranks.values() for each in _of_rank(timeline) if each.step not in named]
+    spent = _spent(run, {each.name for each in every})
     found: dict[tuple[int, str], list[_OddRange]] = defaultdict(list)
-    for timeline in run.ranks.values():
-        for each in _of_rank(timeline):
-            if each.step not in named and not _is_of_several_steps(each, run):
-                found[each.step, each.name].append(each)
+    for each in every:
+        if not _is_of_several_steps(each, spent[each.name]):
+            found[each.step, each.name].append(each)
     longest: dict[int, list[_OddRange]] = {}
     for (step, _), ranks in found.items():
         longest[step] = max(longest.get(step, ranks), ranks, key=lambda each: (max(one.ns for one in each), len(each)))
@@ -109,17 +110,22 @@ def _lanes_of_marks(timeline: RankTimeline) -> Ints | None:
     return lanes if lanes.size else None
 
 
-def _is_of_several_steps(odd: _OddRange, run: Run) -> bool:
-    """Return whether a peer spends about as long in the range in SEVERAL other steps."""
-    for rank, timeline in run.ranks.items():
-        times = times_in_ranges(timeline, 0.0, {odd.name}, _lanes_of_marks(timeline)) if rank != odd.rank else {}
-        if odd.name not in times:
-            continue
+def _spent(run: Run, names: Set[str]) -> dict[str, Ints]:
+    """Return, by range, for how long each rank is in it in each whole step: columns of rank, step and ns."""
+    found: dict[str, list[Ints]] = defaultdict(list)
+    for rank, timeline in run.ranks.items() if names else ():
         steps, whole = timeline.steps, _whole_steps(timeline)
-        inside = BusyTime(times[odd.name]).within(steps.start_ns[whole], steps.end_ns[whole])
-        if ((inside >= AS_LONG * odd.ns) & (steps.step[whole] != odd.step)).sum() >= SEVERAL:
-            return True
-    return False
+        for name, times in times_in_ranges(timeline, 0.0, names, _lanes_of_marks(timeline)).items():
+            inside = BusyTime(times).within(steps.start_ns[whole], steps.end_ns[whole])
+            found[name].append(np.stack([np.full(whole.size, rank), steps.step[whole], inside]))
+    return {name: np.concatenate(columns, axis=1) for name, columns in found.items()}
+
+
+def _is_of_several_steps(odd: _OddRange, spent: Ints) -> bool:
+    """Return whether a peer spends about as long in the range in SEVERAL other steps."""
+    rank, step, ns = spent
+    peers = rank[(ns >= AS_LONG * odd.ns) & (step != odd.step) & (rank != odd.rank)]
+    return bool((np.bincount(peers) >= SEVERAL).any())
 
 
 def _lead(spans: Spans, within: Intervals) -> _Lead | None:

@@ -41,14 +41,16 @@ def leads_at_stops(windows: Mapping[int, Sequence[StepWindow]]) -> dict[tuple[in
     when all end together: that is no longer step of the job. The lengths of windows show it on any clock.
     """
     begun: dict[int, dict[int, dict[int, int]]] = {}
+    ends: dict[int, dict[int, StepWindow]] = {}
     for rank, every in windows.items():
         for each in every:
+            ends.setdefault(each.recording, {})[rank] = each
             if each.window is not None:
                 begun.setdefault(each.recording, {}).setdefault(rank, {})[each.step] = each.window[0]
     found: dict[tuple[int, int], float] = {}
     for recording, ranks in begun.items():
         first = max(min(own) for own in ranks.values())
-        last = {rank: [each for each in windows[rank] if each.recording == recording][-1] for rank in ranks}
+        last = ends[recording]
         for step in {each.step for each in last.values()}:
             took = {rank: own[step] - own[first] for rank, own in ranks.items() if {first, step} <= own.keys()}
             longest_ns = max(took.values(), default=0)

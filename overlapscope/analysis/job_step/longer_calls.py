@@ -325,6 +325,8 @@ def _one_call(
             f"GPU-hours a day count on it once in each {per}",
             evidence={
                 "ranks": sorted(single),
+                "rank": rank,
+                "step": or_none(int(calls.step[row])),
                 "op": op,
                 "group": run.ranks[rank].name(int(run.ranks[rank].collectives.group[row])),
                 "bytes": size_bytes,

@@ -97,7 +97,7 @@ def that_hold_host(timeline: RankTimeline, mine: HostSpans) -> HostSpans:
     """
     rows = host_collectives(timeline)
     if not rows.start_ns.size or not mine.start_ns.size:
-        return rows
+        return take(rows, rows.end_ns - rows.start_ns >= SILENCE_NS)
     own = np.isin(rows.lane, unique(mine.lane))
     moments = np.append(np.sort(np.concatenate([mine.start_ns, mine.end_ns])), np.iinfo(np.int64).max)
     next_at = np.searchsorted(moments, rows.end_ns)

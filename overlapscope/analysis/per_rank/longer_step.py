@@ -66,11 +66,8 @@ def longer_step(timeline: RankTimeline, step: int, others: Sequence[int]) -> Lon
     families = np.array([family_of(timeline.name(code) or "") for code in codes.tolist()])[at]
     optimizes = in_optimizer(timeline, own) | (families == OF_OPTIMIZER)
     found = _why(taken, usual, optimizes, families)
-    return (
-        found
-        if found is None or _fits_grids(found, timeline, own[~optimizes], [each[~optimizes] for each in same])
-        else None
-    )
+    others_rows = [each[~optimizes] for each in same]
+    return found if found is not None and _fits_grids(found, timeline, own[~optimizes], others_rows) else None
 
 
 def _why(taken: Floats, usual: Floats, optimizes: Flags, families: np.ndarray) -> LongerStep | None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.analysis.stragglers.onset import MOST_PEERS
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -27,9 +28,10 @@ def larger_grids(rank: int, others: Sequence[int], run: Run) -> dict[str, Any]:
     """Return as evidence how many times as large as its peers' the grids of a device's kernels are, where that explains
     most of what they take longer; empty where it does not, or where it is not known.
 
-    Compared are kernels of one name that each of these ranks ran as often, with grids that are all known.
+    Compared are kernels of one name that each of these ranks, of the peers the first ones, ran as often, with grids
+    that are all known.
     """
-    timelines = [run.ranks[each] for each in (rank, *others)]
+    timelines = [run.ranks[each] for each in (rank, *others[:MOST_PEERS])]
     if len(timelines) < 2 or not all(each.has_device for each in timelines):
         return {}
     own, *theirs = map(_sums, timelines)

@@ -5,6 +5,7 @@ from typing import Final
 
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Skew
+from overlapscope.analysis.unseen_waits import lacks_members
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import (
@@ -12,7 +13,6 @@ from overlapscope.report.text.cross_rank import (
     drained_text,
     evidence_text,
     in_flight_text,
-    lacks_members,
     late_end_text,
     late_together_text,
     matched_text,

@@ -11,6 +11,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import late_from_ns
 from overlapscope.analysis.result import Analysis, Skew, SkewRank
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.analysis.unseen_waits import has_unmatched, lacks_members
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.operations import POINT_TO_POINT
@@ -268,7 +269,7 @@ def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
 
 def _alone(each: Straggler, analysis: Analysis) -> str:
     own = f"Rank {each.rank}{_on_host(each)} is a straggler"
-    return f"{own}: {_delayed(each, analysis, 'it')}{_worth(each)}cause: {_cause(each)}."
+    return f"{own}: {_delayed(each, analysis, 'it')}{_worth(each, analysis)}cause: {_cause(each)}."
 
 
 def _together(held: Sequence[Straggler], analysis: Analysis) -> str:
@@ -279,7 +280,7 @@ def _together(held: Sequence[Straggler], analysis: Analysis) -> str:
     who = first_and_count(list(map(str, ranks)), MOST_TOGETHER, ", ")
     delays = "".join(_delayed(each, analysis, f"rank {each.rank}") for each in held)
     causes = "; ".join(f"cause for rank {each.rank}{_on_host(each)}: {_cause(each)}" for each in held)
-    return f"Ranks {who} are late together: {delays}{_worth(held[0])}{causes}."
+    return f"Ranks {who} are late together: {delays}{_worth(held[0], analysis)}{causes}."
 
 
 def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
@@ -303,14 +304,21 @@ def _exposed(each: Straggler, analysis: Analysis) -> str:
     return f", at most {ms(exposed_ns)} ms of it exposed on a rank" if less else ""
 
 
-def _worth(each: Straggler) -> str:
-    """Return what the recording would gain without its excess; empty where that is not known."""
+def _worth(each: Straggler, analysis: Analysis) -> str:
+    """Return what the recording would gain without its excess: at most that where members that were not recorded may be
+    late, too, at least that where calls could not be matched. Empty where that is not known."""
     if each.removal_ns is None or each.removal_low_ns is None or each.removal_high_ns is None:
         return ""
+    least, most = has_unmatched(analysis), lacks_members(analysis)
+    if least and most:
+        return ""
+    whose = "their" if each.late_with else "its"
     span = f" ({ms(each.removal_low_ns)} to {ms(each.removal_high_ns)})"
     between = "" if each.removal_low_ns == each.removal_high_ns else span
-    whose = "their" if each.late_with else "its"
-    return f"without {whose} excess the recording would be {ms(each.removal_ns)} ms{between} shorter; "
+    gain = f"{ms(each.removal_ns)} ms{between}"
+    if least or most:
+        gain = f"at least {ms(each.removal_low_ns)} ms" if least else f"at most {ms(each.removal_high_ns)} ms"
+    return f"without {whose} excess the recording would be {gain} shorter; "
 
 
 def _on_host(each: Straggler) -> str:
@@ -376,12 +384,6 @@ def hidden_text(analysis: Analysis) -> list[str]:
         return []
     said = f"Of {ms(waited_ns)} ms waited over all ranks, {ms(exposed_ns)} ms were exposed"
     return [f"{said}: most is beside compute or other calls."]
-
-
-def lacks_members(analysis: Analysis) -> bool:
-    """Return whether members of groups whose calls were matched were not recorded, or may not have been."""
-    partly = any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks)
-    return partly and (bool(analysis.run.missing_ranks) or analysis.run.world_size is None)
 
 
 def unseen_text(skew: Skew) -> list[str]:

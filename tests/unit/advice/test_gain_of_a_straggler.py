@@ -15,6 +15,7 @@ from overlapscope.analysis.cost.throughput import gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.text.advice import gain, render
+from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import COMM, NONE, take
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, simulate
@@ -164,3 +165,40 @@ def test_where_no_host_is_late_all_idle_time_is_its_own_loss() -> None:
     found = late_host(5)
     assert "late_rank" not in found
     assert "idles longer" not in found["idle_device"].title
+
+
+@pytest.mark.parametrize(
+    ("missing", "unmatched", "known"),
+    [
+        (False, 0, "between"),
+        (True, 0, "most"),  # a member that was not recorded may be late, too
+        (False, 1, "least"),  # others wait for it in calls without a match, too
+        (True, 1, "nothing"),
+    ],
+)
+def test_what_is_not_seen_of_waiting_bounds_the_gain(missing: bool, unmatched: int, known: str) -> None:
+    run, _, _ = late_pair(0)
+    analysis = analyze(run)
+    skew = replace(
+        analysis.skew,
+        ranks=[replace(each, blame_estimate="upper_bound") for each in analysis.skew.ranks]
+        if missing
+        else analysis.skew.ranks,
+        unmatched=unmatched * 10 * analysis.skew.matched,
+    )
+    job = replace(analysis.run, world_size=None) if missing else analysis.run
+    found = late_rank(replace(analysis, skew=skew, run=job))
+    assert found is not None
+    middle, low, high = analysis.skew.stragglers[0].evidence["removal_step_ns"]
+    assert (found.predicted_gain_ns, found.gain_low_ns, found.gain_high_ns) == {
+        "between": (middle, low, high), "most": (None, 0, high), "least": (None, None, None),
+        "nothing": (None, None, None),
+    }[known]  # fmt: skip
+    straggler = analysis.skew.stragglers[0]
+    (sentence,) = straggler_sentences(replace(analysis, skew=skew, run=job), 1)
+    assert straggler.removal_low_ns is not None
+    assert straggler.removal_high_ns is not None
+    least, most = (f"{ns / MS:,.3f} ms shorter" for ns in (straggler.removal_low_ns, straggler.removal_high_ns))
+    assert (f"at least {least}" in sentence) is (known == "least")
+    assert (f"at most {most}" in sentence) is (known == "most")
+    assert ("excess" in sentence) is (known != "nothing")

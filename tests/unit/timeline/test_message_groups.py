@@ -97,12 +97,26 @@ def mirrored(*pairs: tuple[int, int]) -> dict[int, list[str]]:
 
 def test_where_no_group_is_listed_places_are_ranks_of_the_job_if_all_say_so() -> None:
     ranges = mirrored((0, 4), (1, 5))
-    found = named({number: rank(number, own) for number, own in ranges.items()}, ())
+    found = named({number: rank(number, own) for number, own in ranges.items()}, (), 6)
     assert found == {0: [("ranks 0 to 5", 4)] * 2, 1: [("ranks 0 to 5", 5)] * 2,
                      4: [("ranks 0 to 5", 0)] * 2, 5: [("ranks 0 to 5", 1)] * 2}  # fmt: skip
     star = {number: own for number, own in mirrored((0, 1), (0, 2), (0, 3)).items() if number != 1}
-    served = named({number: rank(number, own) for number, own in star.items()}, ())
+    served = named({number: rank(number, own) for number, own in star.items()}, (), 4)
     assert served[3] == [("ranks 0 to 3", 0)] * 2, "rank 1 was not recorded, but is before the last one"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "group"),
+    [
+        (6, Group(name="ranks 0 to 5", size=6, ranks=(0, 1, 2, 3, 4, 5))),
+        (8, Group(name="ranks 0 to 5 or more")),
+        (None, Group(name="ranks 0 to 5 or more")),
+    ],
+)
+def test_the_members_of_a_group_that_may_have_more_ranks_are_not_known(world_size: int | None, group: Group) -> None:
+    ranks = {number: rank(number, own) for number, own in mirrored((0, 4), (1, 5)).items()}
+    found, groups = with_message_groups(ranks, (), world_size)
+    assert (groups, found[5].collectives.peer.tolist()) == ((group,), [1, 1])
 
 
 @pytest.mark.parametrize(

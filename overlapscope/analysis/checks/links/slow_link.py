@@ -259,7 +259,7 @@ def _compare(equals: Sequence[Split], compared: dict[Ranks, _Compared]) -> None:
         if least >= LONGER_ON_ONE_RANK * max(quick, 1.0):
             own.slow_ns += took_ns
             own.slow_calls += calls
-            own.excess_ns += (least - quick) * calls
+            own.excess_ns += min(least * calls, took_ns) - max(quick, 1.0) * calls  # below what they took
 
 
 def _messages(run: Run, pair: MessagePairs) -> Iterator[tuple[int, Ints]]:

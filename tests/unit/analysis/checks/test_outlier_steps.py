@@ -458,7 +458,8 @@ def test_a_step_that_computes_longer_in_the_same_kernels_says_whether_the_optimi
     ("of_optimizer", "blocks", "said"), [(1, 192, True), (1, 191, False), (2, 160, True), (2, 161, False)]
 )
 def test_what_grids_of_the_same_kernels_contradict_is_not_said(of_optimizer: int, blocks: int, *, said: bool) -> None:
-    """Twice as long: more to compute needs grids half as large again, of 128 blocks, a slower device none much larger."""
+    """Twice as long: more to compute needs grids half as large again, of 128 blocks, a slower device none much
+    larger."""
     run = longer_in(3, of_optimizer=of_optimizer)
     for timeline in run.ranks.values():
         timeline.spans.blocks[:] = np.where(timeline.spans.step == 3, blocks, 128)

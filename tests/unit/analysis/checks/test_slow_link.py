@@ -295,6 +295,18 @@ def test_a_rank_all_groups_of_which_are_half_as_slow_again_as_those_of_others_ha
     assert each.title.endswith("as groups of other ranks that make the same calls (transfer time, without wait time)")
 
 
+@pytest.mark.parametrize("calls", [[0] + [100_000] * 10, [100_000] * 11])
+def test_calls_that_take_no_time_in_other_groups_are_a_finite_part_of_it(calls: list[int]) -> None:
+    run = grid_job({})
+    splits = [
+        replace(own, transfer_ns=np.array(calls if 0 in own.block.ranks else [0] * 11))
+        for own in match_and_align(run).splits
+    ]
+    (each,) = compare_replicas(run, splits)
+    times = [group["times_as_long"] for group in each.evidence["groups"]]
+    assert times == [pytest.approx(sum(calls) / 11)] * 2, "as each of 11 calls takes 1 ns elsewhere, at most"
+
+
 def test_of_groups_that_may_have_other_members_it_is_said_so() -> None:
     run = grid_job({(0, 1): 1.8, (0, 2): 1.6})
     splits = match_and_align(run).splits
