@@ -91,16 +91,16 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
 def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where copies on the stream with the most compute take long enough, beside nothing; None
     for runs without devices."""
-    return _of_copies(given, ON_STREAM)
+    return _of_copies(given, id=ON_STREAM)
 
 
 def awaited_copies(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where nothing is computed for long enough beside copies on other streams, for which the
     next compute or the host waits; None for runs without devices."""
-    return _of_copies(given, AWAITED)
+    return _of_copies(given, id=AWAITED)
 
 
-def _of_copies(given: RuleInput, id: str) -> Recommendation | None:
+def _of_copies(given: RuleInput, *, id: str) -> Recommendation | None:
     found = _of_ranks(given, id, to_host=False)
     mean = _mean([each.alone_ns for each in found])
     if not given.is_worth(mean):

@@ -199,7 +199,9 @@ def _asks(evidence: Mapping[str, Any], whom: str) -> str:
     return f"{FIND} {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
 
 
-def _remedies(evidence: Mapping[str, Any], alone_range: tuple[str, int] | None, paused_ns: int) -> dict[str, str]:
+def _remedies(
+    evidence: Mapping[str, Any], alone_range: tuple[str, int] | None = None, paused_ns: int = 0
+) -> dict[str, str]:
     """Return what to do, by framework: what recurs, a range or pauses of one length, is what the host does, and no
     accident; and so, first, a range that the one step alone has."""
     if evidence.get("in_optimizer"):

@@ -1,12 +1,13 @@
 """What few steps cost that take far longer than the others, by what is more in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
 import msgspec
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.checks.host_pauses import STEPS_IDLE_NS
 from overlapscope.analysis.checks.outlier_steps import LONGER_KERNELS, ODD_LENGTH, longer_words
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, ONE_LONG_CALL, USUAL_LONGER_NS
@@ -55,7 +56,7 @@ def long_steps(given: RuleInput, costly: WithoutOutliers) -> Recommendation | No
     if not each or sums[part] < MOSTLY * costly.longer_ns:
         return None
     most = max(each, key=lambda more: more.ns[part])
-    words, apply, evidence = _of_part(given, part, most, sums[part])
+    words, apply, evidence = _of_part(given, part, most, each)
     one = len(costly.outliers) == 1
     which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
     found = recommended(
@@ -78,14 +79,10 @@ def long_steps(given: RuleInput, costly: WithoutOutliers) -> Recommendation | No
 def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:
     """Return whether pauses of hosts, which `host_pauses` names, are most of what these steps take longer."""
     named = [each.evidence for each in found if each.id == "host_pauses" and not each.evidence.get("before_any_call")]
-    pauses = [pause for evidence in named for pause in evidence["pauses"]]
-    by_step: dict[int, dict[int, int]] = {}
-    for pause in pauses:
-        own = by_step.setdefault(pause["step"], {})
-        own[pause["rank"]] = own.get(pause["rank"], 0) + pause["idle_ns"]
+    idle_ns = [each for evidence in named for each in zip(evidence["steps"], evidence[STEPS_IDLE_NS], strict=True)]
     # A pause between two steps lies in the one that its host began; its device idles in the one before.
     near = {step for each in costly.outliers for step in (each, each + 1)}
-    return sum(max(own.values()) for step, own in by_step.items() if step in near) >= MOSTLY * costly.longer_ns
+    return bool(sum(ns for step, ns in idle_ns if step in near) >= MOSTLY * costly.longer_ns)
 
 
 def _more(ranks: Sequence[RankInfo], step: int, outliers: Sequence[int]) -> _More | None:
@@ -108,16 +105,22 @@ def _longer_ns(own: StepBreakdown, others: Sequence[StepBreakdown], name: str) -
 
 
 def _of_part(
-    given: RuleInput, part: str, most: _More, more_ns: float
+    given: RuleInput, part: str, most: _More, every: Sequence[_More]
 ) -> tuple[str, Mapping[str, str], Mapping[str, Any]]:
-    """Return what is more in these steps and why, as words; what to do; and evidence."""
-    several = len(given.analysis.ranks) > 1
-    on = f" on rank {most.rank}, where that is most" if several else ""
+    """Return what is more in these steps and why, as words; what to do; and evidence. `most` is the one of `every` step
+    in which it is most."""
+    more_ns, steps = sum(more.ns[part] for more in every), len(every) > 1
+    on = f" on rank {most.rank}" if len(given.analysis.ranks) > 1 else ""
+    if steps:
+        much = "most of it" if most.ns[part] >= MOSTLY * more_ns else "the largest part"
+        on = f", {much} in step {most.step}{on}"
+    elif on:
+        on = f"{on}, where that is most"
     odd = next((each.evidence for each in given.analysis.findings if each.id.startswith(ODD_LENGTH)
                 and each.evidence.get("step") == most.step), {})  # fmt: skip
     look = {"look": LOOK_AT_STEPS}
     if part == "compute_ns":
-        words = f"it computes for {ms(more_ns)} more{on}"
+        words = f"{'they compute' if steps else 'it computes'} for {ms(more_ns)} more{on}"
         if LONGER_KERNELS not in odd:
             return words, look, {}
         longer = msgspec.convert(odd[LONGER_KERNELS], LongerStep)
@@ -125,19 +128,25 @@ def _of_part(
         return f"{words}, in the same {longer.kernels} kernels: {longer_words(longer)}", apply, {}
     if part == "idle_ns":
         name = odd.get("range", odd.get("idle_range"))
-        return f"the device is idle for {ms(more_ns)} more{on}{f', in {short(name)}' if name else ''}", look, {}
+        idle = "devices are idle" if steps else "the device is idle"
+        return f"{idle} for {ms(more_ns)} more{on}{f', in {short(name)}' if name else ''}", look, {}
     words = f"{ms(more_ns)} more are exposed communication{on}"
-    call, evidence = _of_calls(given, more_ns)
+    call, evidence = _of_calls(given, more_ns, {(more.rank, more.step) for more in every})
     return f"{words}{call}", {"look": LOOK_AT_CALL} if evidence else look, evidence
 
 
-def _of_calls(given: RuleInput, more_ns: float) -> tuple[str, Mapping[str, Any]]:
-    """Return which call, or that calls, take longer than their like by most of what is more, and for whom they may
-    wait; with evidence of the call."""
+def _of_calls(
+    given: RuleInput, more_ns: float, in_steps: Collection[tuple[int, int]]
+) -> tuple[str, Mapping[str, Any]]:  # fmt: skip
+    """Return which call, of these ranks and steps, or that calls, take longer than their like by most of what is more,
+    and for whom they may wait; with evidence of the call."""
     missing = [rank for rank in range(given.run.world_size or 0) if rank not in given.run.ranks]
     who = f"one of {rank_list(missing)} (not recorded)" if missing else "another rank"
+    if given.run.world_size is None:
+        who = f"{who}, perhaps one that was not recorded,"
     findings = given.analysis.findings
-    one = next((each.evidence for each in findings if each.id.startswith(f"{ONE_LONG_CALL}:")), None)
+    said = (each.evidence for each in findings if each.id.startswith(f"{ONE_LONG_CALL}:"))
+    one = next((each for each in said if (each["rank"], each["step"]) in in_steps), None)
     if one is not None and one["exposed_longer_ns"] >= MOSTLY * more_ns:
         size = "" if one["bytes"] is None else f" of {size_text(one['bytes'])}"
         like = f", its like {ms(one['like_ns'])}" if one["like"] else ""

@@ -151,9 +151,9 @@ def delays_all(run: Run, found: Sequence[CostlyPause], device_step: int | None) 
     ranks_of = ranks_by_step(found)
     if ranks_of and device_step is None:
         return False  # the time of a step does not hold it
-    by_step = ranks_of or {None: {each.rank for each in found}}
+    ranks_in: dict[int | None, set[int]] = dict(ranks_of.items()) if ranks_of else {None: {each.rank for each in found}}
     is_whole = len(run.ranks) == run.world_size
-    every = {step for step, ranks in by_step.items() if is_whole and len(ranks) == len(run.ranks)}
+    every = {step for step, ranks in ranks_in.items() if is_whole and len(ranks) == len(run.ranks)}
     lost = [each.idle_ns if each.step in every else min(each.waited_ns, each.idle_ns) for each in found]
     return bool(sum(lost) >= WAITED * sum(each.idle_ns for each in found) > 0)
 

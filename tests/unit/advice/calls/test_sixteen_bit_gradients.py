@@ -51,8 +51,9 @@ def test_the_gain_is_at_most_what_is_exposed_and_half_of_the_transfer() -> None:
 
 
 def test_the_gain_is_at_most_that_of_the_rank_that_saves_most() -> None:
-    """The other one computes beside the call: of the mean it is no bound."""
-    busy = [Kernel(start=0, end=790, name=BFLOAT16), Kernel(start=800, end=990, name=BFLOAT16),
+    """The other one computes beside the call, though not as much in all: of the mean it is no bound."""
+    busy = [Kernel(start=0, end=100, name=BFLOAT16), Kernel(start=450, end=790, name=BFLOAT16),
+            Kernel(start=800, end=990, name=BFLOAT16),
             Sent(start=500, end=800, launch=250, phase="backward", size_bytes=36 * MIB)]  # fmt: skip
     run = reducing()
     found = fired(replace(run, ranks={0: run.ranks[0], 1: made(lambda _: busy).ranks[1]}))["sixteen_bit_gradients"]
@@ -60,9 +61,17 @@ def test_the_gain_is_at_most_that_of_the_rank_that_saves_most() -> None:
     assert "0.01 ms to 0.2 ms of a 1 ms step are exposed, by rank" in found.title
 
 
+def test_a_rank_that_computes_longest_and_is_not_exposed_decides_that_nothing_is_gained() -> None:
+    run = reducing()
+    busy = [Kernel(start=0, end=790, name=BFLOAT16), Kernel(start=800, end=990, name=BFLOAT16),
+            Sent(start=500, end=800, launch=250, phase="backward", size_bytes=36 * MIB)]  # fmt: skip
+    both = replace(run, ranks={0: run.ranks[0], 1: made(lambda _: busy).ranks[1]})
+    assert "sixteen_bit_gradients" not in fired(both)
+
+
 def test_ranks_that_reduce_nothing_are_in_no_figure() -> None:
     run = reducing()
-    idle = made(lambda _: [Kernel(start=0, end=990, name=BFLOAT16)]).ranks[1]
+    idle = made(lambda _: [Kernel(start=at, end=at + 300, name=BFLOAT16) for at in (0, 690)]).ranks[1]
     found = fired(replace(run, ranks={0: run.ranks[0], 1: idle}))["sixteen_bit_gradients"]
     assert "and 0.2 ms of a 1 ms step are exposed;" in found.title
     assert "a rank reduces 0.0377 GB a step" in found.title

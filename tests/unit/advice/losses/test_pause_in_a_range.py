@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.host_pauses import _delays_all
-from overlapscope.advice.rule_input import RuleInput
-from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.checks.host_pauses import delays_all
 from overlapscope.analysis.result import Recommendation
-from tests.unit.analysis.pauses.pausing import MS, advice, run
+from tests.unit.analysis.pauses.pausing import MS, advice, named, pause, run
 
 SAMPLES = "## log_images ##"
 
@@ -67,12 +64,22 @@ def test_pauses_cost_what_others_wait_or_all_idle(
 ) -> None:
     """By step, rank, idle time and what others wait, in ms."""
     job = run(lambda *_: {}, ranks=ranks)
-    together = match_and_align(job)
-    given = RuleInput.of(job, analyze(job, together), together)
-    listed = [dict(zip(("step", "rank", "idle_ns", "waited_ns"), each, strict=True)) for each in pauses]
-    evidence = {"pauses": listed, "steps": [7], "device_step": 7}
-    assert _delays_all(given, evidence) is all_lose
-    assert not _delays_all(given, evidence | {"device_step": None}), "before the first kernel of a step"
+    found = [
+        replace(pause("aten::relu"), **dict(zip(("step", "rank", "idle_ns", "waited_ns"), each, strict=True)))
+        for each in pauses
+    ]
+    assert delays_all(job, found, 7) is all_lose
+    assert not delays_all(job, found, None), "before the first kernel of a step"
+
+
+def test_pauses_of_more_ranks_than_are_listed_cost_all_of_them() -> None:
+    """17 ranks pause at once, of which 16 are listed."""
+    (found,) = named(run(lambda *_: {3: 20.0}, ranks=17))
+    evidence = found.evidence
+    assert (len(evidence["ranks"]), len(evidence["pauses"])) == (17, 16)
+    assert evidence["delays_all"]
+    assert evidence["steps"] == [7, 8, 9]
+    assert evidence["steps_idle_ns"] == pytest.approx([20 * MS] * 3, rel=0.1)
 
 
 def test_what_all_ranks_lose_is_said_as_a_cost() -> None:

@@ -49,15 +49,21 @@ def kinds_in_source() -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 def ids_of_recommendations() -> set[str]:
-    """Return every id written in `overlapscope/advice`: `id="..."`, or what a function that takes it third is given."""
+    """Return every id written in `overlapscope/advice`: `id="..."` or a constant of the same file, or what a function
+    that takes it third is given."""
     ids = set()
     for file in sorted((ROOT / "overlapscope" / "advice").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        constants = {
+            getattr(each.target, "id", ""): each.value for each in tree.body if isinstance(each, ast.AnnAssign)
+        }
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             named = [each.value for each in node.keywords if each.arg == "id"]
             called = getattr(node.func, "id", "")
             values = named + (node.args[2:3] if called == scenario_recommendation.__name__ else [])
+            values = [constants.get(each.id, each) if isinstance(each, ast.Name) else each for each in values]
             ids |= {each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     return ids
 

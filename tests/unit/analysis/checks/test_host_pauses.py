@@ -33,6 +33,8 @@ def test_of_pauses_of_each_step_all_begins_are_told_or_none() -> None:
     assert "3.0 and 13.0 ms into the step" in alike.title
     (once_more,) = named(run(lambda step, _: {3: 6.0, 7: 6.0} if step else {3: 6.0}))
     assert "into the step" not in once_more.title
+    (elsewhere,) = named(run(lambda *_: {3: 6.0, 6: 4.0}))
+    assert "mostly between aten::linear and aten::relu, 3.0 ms into the step" in elsewhere.title
 
 
 def test_pauses_of_ranks_in_turn_are_named_with_their_steps_and_place_and_cost() -> None:

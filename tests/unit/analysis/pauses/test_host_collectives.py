@@ -6,8 +6,9 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.pauses.host_collectives import that_hold_host
 from overlapscope.report.text.analysis import render
-from overlapscope.timeline.columns import COPY, HOST, RUNTIME
+from overlapscope.timeline.columns import COPY, HOST, RUNTIME, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import rank_timeline
@@ -131,3 +132,11 @@ def test_a_thread_that_goes_on_long_after_a_collective_elsewhere_had_not_waited_
     for timeline in job.ranks.values():
         timeline.annotations.end_ns[:] -= 4_500 * US
     assert "host_pauses" in found(job)
+
+
+@pytest.mark.parametrize(("took_us", "number"), [(200, STEPS), (199, 0)])
+def test_where_no_thread_is_known_to_make_the_step_only_long_collectives_hold_the_host(
+    took_us: int, number: int
+) -> None:
+    timeline = reducing(took_ns=took_us * US, copies=False).ranks[0]
+    assert that_hold_host(timeline, make(HostSpans, 0)).start_ns.size == number
