@@ -113,7 +113,11 @@ def open_parquet(file: Any) -> pq.ParquetFile:
 
     Raises OSError, or pyarrow.ArrowException if it is damaged; reading from it raises the same.
     """
-    return pq.ParquetFile(file, page_checksum_verification=True)
+    opened = pq.ParquetFile(file, page_checksum_verification=True)
+    groups = sum(opened.metadata.row_group(each).num_rows for each in range(opened.num_row_groups))
+    if groups != opened.metadata.num_rows:  # no checksum is of the footer: a flipped bit there would leave out rows
+        raise pa.ArrowInvalid(f"the footer says {opened.metadata.num_rows} rows, its row groups {groups}")
+    return opened
 
 
 def read_parquet(path: Path) -> pa.Table:
