@@ -217,7 +217,11 @@ def _by_rules(
     found = {each.id: each for each in (*first, cores) if each is not None} | own
     settings = [] if any(map(comes_first, first)) else [rule for rule in RULES if rule not in OF_ONE_RANK]
     of_settings = [each for rule in settings if (each := rule(given)) is not None]
-    bounded = without_waiting(of_settings, given, first) if first else by_deciding(of_settings, given)
+    bounded = (
+        without_waiting(of_settings, given, first)
+        if first
+        else with_deciding_bound(of_settings, given, OF_EXPOSED - OF_WAITING)
+    )
     found |= {each.id: each for each in bounded}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
@@ -246,12 +250,6 @@ def _by_rules(
 def _sampled(analysis: Analysis) -> list[int]:
     """Return the ranks of which most events are missing: of what is lost with them nothing can be concluded."""
     return [each.rank for each in analysis.ranks if each.no_causes_reason == SAMPLED]
-
-
-def by_deciding(settings: Sequence[Recommendation], given: RuleInput) -> list[Recommendation]:
-    """Return recommendations, those that shorten exposed communication with what the rank that decides how long a step
-    takes is exposed as their bound."""
-    return with_deciding_bound(settings, given, OF_EXPOSED - OF_WAITING)
 
 
 def without_waiting(

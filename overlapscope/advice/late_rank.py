@@ -271,10 +271,7 @@ def _recommended(
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     replayed, per = _removal(straggler, _window(analysis))
     at_most_ns = _delayed_ns(alone, analysis)
-    gain_ns, low_ns, high_ns = replayed or (None, None if at_most_ns is None else 0, at_most_ns)
-    if replayed and (lacks_members(analysis) or has_unmatched(analysis)):
-        # Of members that were not recorded one may be as late; what is waited in calls without a match comes on top.
-        gain_ns, low_ns, high_ns = (None, None, None) if has_unmatched(analysis) else (None, 0, high_ns)
+    gain_ns, low_ns, high_ns = _gain(replayed, at_most_ns, analysis)
     own_idle_ns = _own_idle_ns(straggler, analysis)
     waits_ns = _known_wait_ns(analysis) if own_idle_ns and head.exposed_wait_ns is None else head.exposed_wait_ns
     is_whole = len(analysis.run.ranks) == analysis.run.world_size
@@ -313,6 +310,20 @@ def _recommended(
         if in_turn
         else [NOT_COUNTED] * (unmatched > 0 and at_most_ns is not None),
     )
+
+
+def _gain(
+    replayed: tuple[int, int, int] | None, at_most_ns: int | None, analysis: Analysis
+) -> tuple[int | None, int | None, int | None]:
+    """Return what a recommendation gains, in ns, with its range, of what a replay gains; without one at most
+    `at_most_ns`."""
+    if replayed is None:
+        return None, None if at_most_ns is None else 0, at_most_ns
+    if has_unmatched(analysis):
+        return None, None, None  # what is waited in calls without a match comes on top
+    if lacks_members(analysis):
+        return None, 0, replayed[2]  # of members that were not recorded one may be as late
+    return replayed
 
 
 def _known_wait_ns(analysis: Analysis) -> int:

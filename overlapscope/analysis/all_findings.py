@@ -43,6 +43,7 @@ from overlapscope.analysis.checks.unmarked_steps import unmarked_steps
 from overlapscope.analysis.common.cause_table import SAMPLED
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.wait_transfer import Split
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.longer_than_like import LongerThanLike
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
@@ -53,9 +54,10 @@ from overlapscope.analysis.job_step.slowing_steps import slowing_steps
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.pauses.host_collectives import collectives_on_hosts
 from overlapscope.analysis.pauses.long_pauses import LongPauses
-from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.host_operations import OperationPieces, other_inputs, same_inputs
 from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.analysis.result import (
     RankInfo,
@@ -103,11 +105,8 @@ def findings_of(asked: Asked) -> list[Finding]:
     window_ns = {info.rank: info.whole.window_ns for info in asked.ranks}
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
     not_sampled = [info for info in asked.ranks if info.no_causes_reason != SAMPLED]
-    stopped_ns, in_calls_ns = idle_at_stops(run, coverage, step_windows), waits_in_calls(run, asked.cross_rank.splits)
-    led_ns = leads_at_stops(step_windows)
-    of_times = _of_times(run, not_sampled, shared, stopped_ns, led_ns, in_calls_ns)
-    in_range = with_ranges(of_times, run, coverage, step_windows)
-    times = with_waited_steps(in_range, run, asked.cross_rank.splits, step_windows)
+    times = _of_times(run, not_sampled, shared, asked.cross_rank.splits, coverage, step_windows)
+    computed_ns = {info.rank: _computed_ns(info) for info in asked.ranks}
     paused = host_pauses(
         run,
         _long_pauses(alone),
@@ -140,14 +139,11 @@ def findings_of(asked: Asked) -> list[Finding]:
         *launch_gaps(run),
         *slow_host(run),
         *unread_ranks(run),
-        *_uneven_stages(run, asked.work, asked.ranks, alone, stages),
+        *_uneven_stages(run, asked.work, window_ns, computed_ns, alone, stages),
         *longer_kernels(
-            run,
-            {info.rank: _computed_ns(info) for info in asked.ranks},
-            of_steps_ns,
-            [rank for each in asked.held for rank in (each.rank, *each.late_with)],
+            run, computed_ns, of_steps_ns, [rank for each in asked.held for rank in (each.rank, *each.late_with)]
         ),
-        *rising_kernels(run, {info.rank: _computed_ns(info) for info in asked.ranks}),
+        *rising_kernels(run, computed_ns),
         *longer_calls(run, asked.head, asked.windows, asked.longer, asked.cross_rank.clocks),
         *partly_recorded_groups(run, asked.cross_rank),
         *_of_pipelines(run, alone, [info.rank for info in not_sampled], stages),
@@ -221,7 +217,8 @@ def _in_calls(alone: Mapping[int, RankSummary]) -> dict[int, OperationPieces]:
 def _uneven_stages(
     run: Run,
     work: Mapping[int, RankCompute],
-    ranks: Sequence[RankInfo],
+    window_ns: Mapping[int, int | None],
+    computed_ns: Mapping[int, Mapping[int, int]],
     alone: Mapping[int, RankSummary],
     stages: Mapping[int, Mapping[str, PipelineStage]],
 ) -> list[Finding]:
@@ -229,8 +226,8 @@ def _uneven_stages(
     return uneven_stages(
         run,
         work,
-        {info.rank: info.whole.window_ns for info in ranks},
-        {info.rank: _computed_ns(info) for info in ranks},
+        window_ns,
+        computed_ns,
         _held_ns(run),
         _still_ns(alone),
         {rank: own.host_runs.usual_ns for rank, own in alone.items() if own.host_runs},
@@ -268,25 +265,24 @@ def _of_times(
     run: Run,
     ranks: Sequence[RankInfo],
     shared: Sequence[Finding],
-    stopped_ns: Mapping[tuple[int, int], float],
-    led_ns: Mapping[tuple[int, int], float],
-    in_calls_ns: Mapping[tuple[int, int], int],
+    splits: Sequence[Split],
+    coverage: Mapping[int, Coverage],
+    windows: Mapping[int, Sequence[StepWindow]],
 ) -> list[Finding]:
-    """Return the findings from the times of single ranks; `shared` are those on cores that hosts share, `stopped_ns`
-    holds idle time that may be the recorder's stop, `led_ns` leads as the last steps begin, `in_calls_ns` waits in
-    matched calls, by (rank, step)."""
+    """Return the findings from the times of single ranks; `shared` are those on cores that hosts share."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
     found = outlier_steps(
         complete_figures(ranks),
         basis,
         waited_ns=waits_by_step(ranks),
-        in_calls_ns=in_calls_ns,
-        stopped_ns=stopped_ns,
-        led_ns=led_ns,
+        in_calls_ns=waits_in_calls(run, splits),
+        stopped_ns=idle_at_stops(run, coverage, windows),
+        led_ns=leads_at_stops(windows),
         by_chance=decide_who_is_late(shared),
         run=run,
     )
-    return [*found, *power_falls(run.ranks)]
+    in_range = with_ranges([*found, *power_falls(run.ranks)], run, coverage, windows)
+    return with_waited_steps(in_range, run, splits, windows)
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:

@@ -21,8 +21,7 @@ from overlapscope.analysis.exposure.late_before import with_late_rank
 from overlapscope.analysis.graph.answers import CriticalPath, HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
-from overlapscope.analysis.job_step.headline import headline, quiet_steps
-from overlapscope.analysis.job_step.two_kinds import unusual_in_calls
+from overlapscope.analysis.job_step.headline import headline, quiet_steps, unusual_in_calls
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
@@ -89,9 +88,8 @@ def _analysis(
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns, CallIndex.of(run, cross_rank.splits).call)
     of_windows = rank_windows(ranks, alone)
     repeated = repeated_part(run, cross_rank.clocks, alone)
-    figures, unseen = {info.rank: (info.whole, *info.steps) for info in ranks}, bool(cross_rank.waited_for_unseen_ns)
-    clocks = None if cross_rank.clock_set else cross_rank.clocks
-    costs = throughput(run, alone, figures, repeated, unseen=unseen, clocks=clocks)
+    figures = {info.rank: (info.whole, *info.steps) for info in ranks}
+    costs = throughput(run, alone, figures, repeated, cross_rank)
     head = headline(of_windows, cross_rank, costs.cut_short)
     findings = findings_of(
         Asked(

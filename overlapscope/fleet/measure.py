@@ -37,8 +37,7 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     damaged = [rank for rank, own in alone.items() if own.no_causes_reason == "unreadable_host_events"]
     repeated = repeated_part(run, cross_rank.clocks, alone)
     figures = {info.rank: (info.whole, *info.steps) for info in infos}
-    clocks = None if cross_rank.clock_set else cross_rank.clocks
-    costs = throughput(run, alone, figures, repeated, clocks=clocks)
+    costs = throughput(run, alone, figures, repeated, cross_rank)
     head = headline(rank_windows(infos, alone), cross_rank, costs.cut_short)
     return figures_of(run, name, job, recorded, held, costs, head, damaged)
 

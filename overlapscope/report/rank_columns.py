@@ -36,9 +36,10 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
         """Return the text of the table's cell."""
         return self.format(self.value(figures))
 
-    def cell_of_rank(self, info: RankInfo) -> str:
-        """Return the text of the median over complete steps; of the whole recording where no step is complete."""
-        return self.cell_of(_windows(info))
+    def cell_of_rank(self, info: RankInfo, *, of_mean: bool = False) -> str:
+        """Return the text of the median over complete steps, or of their mean; of the whole recording where no step is
+        complete."""
+        return self.cell_of(_windows(info), of_mean=of_mean)
 
     def cell_of(self, windows: Sequence[Breakdown], *, of_mean: bool = False) -> str:
         """Return the text of the median over some windows, or of their mean; shares are of sums then."""

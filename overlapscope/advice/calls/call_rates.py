@@ -233,8 +233,8 @@ def transfer_rate_gbs(given: RuleInput) -> tuple[float, float] | None:
     waiting; None where nothing shows it.
 
     It is that of the operation whose calls are slowest, in the median, and that of the fastest, which short waits lower
-    least: the latter twice where they differ by less than `SAME_RATE`. Of the operation that most exposed time is of it
-    is that of its slower and its faster calls, where these differ by `SPREAD`.
+    least: the latter twice where they differ by less than `SAME_RATE`. Where the slower and the faster calls of the
+    operation with most exposed time differ by `SPREAD`, their rates count, too.
 
     It is shown where nearly all exposed time, and nearly all time in calls, is of large calls at one bandwidth,
     although their bytes differ (`waits_little`), with which no waiting grows, and so does the compute before them for
@@ -278,9 +278,11 @@ def waits_little(op: Ints, bus_bytes: Floats, rate_gbs: Floats, fewest: int = LI
 
 
 def _of_ops(op: Ints, rate_gbs: Floats, exposed_ns: Ints) -> tuple[float, float]:
-    """Return the median rate of the slowest and of the fastest operation, of those with enough calls and the one that
-    most exposed time is of, which counts with its slower and its faster calls where these differ; the latter twice
-    where they are about one."""
+    """Return the lowest and the highest rate; the latter twice where they are about one.
+
+    Rates are the medians of operations with enough calls and of the one with most exposed time, and of the latter also
+    those of its slower and its faster calls, where these differ.
+    """
     most = int(np.bincount(op, exposed_ns).argmax())
     many = {*np.flatnonzero(np.bincount(op) >= LIKE_CALLS).tolist(), most}
     rates = [float(np.median(rate_gbs[op == each])) for each in many]

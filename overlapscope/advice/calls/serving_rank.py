@@ -5,14 +5,13 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.intervals import difference, intersection, length, union
+from overlapscope.timeline.intervals import difference, intersection, length
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SEND_OPS
 from overlapscope.timeline.rows import unique
@@ -29,19 +28,20 @@ class _Talks(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank computes, and with whom it exchanges messages."""
 
     computed_ns: float
-    """A window, in the mean; likewise ..."""
+    """Mean over windows."""
     exposed_ns: float
-    """... for how long it communicates and computes nothing."""
+    """For how long it communicates and computes nothing, mean over windows."""
     to: frozenset[int]
-    """Ranks that it sends to ..."""
+    """Ranks that it sends to."""
     by: frozenset[int]
-    """... and receives from."""
+    """Ranks that it receives from."""
 
 
 def serving_rank(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where all that a job communicates are messages with one rank, which computes next to
     nothing, and what is exposed of them is worth it; else None."""
-    if not given.run_has_device or not given.is_worth(given.figures.exposed_comm_ns or 0):
+    exposed_ns = given.figures.exposed_comm_ns or 0
+    if not given.run_has_device or not given.is_worth(exposed_ns):
         return None
     talks = {timeline.rank: _talks(given, timeline) for timeline, _ in given.some_at_hand()}
     known = {rank: each for rank, each in talks.items() if each is not None}
@@ -52,17 +52,16 @@ def serving_rank(given: RuleInput) -> Recommendation | None:
         return None
     (server,) = servers
     others = [rank for rank in known if rank != server]
-    own, exposed_ns = known[server], given.figures.exposed_comm_ns or 0
-    of_others_ns, stood_ns = (
-        fmean(getattr(known[rank], name) for rank in others) for name in ("computed_ns", "exposed_ns")
-    )
+    own = known[server]
+    of_others_ns = fmean(known[rank].computed_ns for rank in others)
+    others_exposed_ns = fmean(known[rank].exposed_ns for rank in others)
     return recommended(
         given,
         id="serving_rank",
         title=f"Let all ranks reduce gradients instead of one that serves them: rank {server} computes "
         f"{ms(own.computed_ns)} of a {ms(given.step_ns)} {given.per} ({percent_text(own.computed_ns / of_others_ns)} "
-        f"of what others do), and all messages of {rank_list(others)} are with it, which it answers in turn: it stands "
-        f"in them for {ms(own.exposed_ns)}, the others for {ms(stood_ns)}",
+        f"of what others do), and all messages of {rank_list(others)} are with it, which it answers in turn: of these "
+        f"{ms(own.exposed_ns)} are exposed on it, {ms(others_exposed_ns)} on the others",
         verdict="look",
         loss_ns=exposed_ns,
         apply={
@@ -94,8 +93,7 @@ def _talks(given: RuleInput, timeline: RankTimeline) -> _Talks | None:
     send, recv = (rows_named(calls.op, timeline.names, each.__eq__) for each in SEND_OPS)
     if not calls.op.size or not (send | recv).all() or (calls.peer == NONE).any():
         return None
-    begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
-    cover, inside = given.coverage[timeline.rank], union((begins, ends))
+    cover, inside = given.coverage[timeline.rank], time_of(windows)
     exposed = difference(intersection(cover.comm, inside), cover.compute)
     return _Talks(
         computed_ns=length(intersection(cover.compute, inside)) / len(windows),

@@ -33,7 +33,7 @@ _TRANSPOSES: Final = re.compile(
     r"^(?:void )?(?:batched_transpose_\d+x\d+|transpose_[NCDHW]{4,5}2[NCDHW]{4,5}(?![A-Za-z]))"
     r"|nchwToNhwcKernel|nhwcToNchwKernel"
 )
-"""Those that MIOpen and cuDNN make before and after a kernel that takes another layout than its tensors have."""
+"""Kernels that MIOpen and cuDNN launch before and after a kernel that takes another layout than its tensors have."""
 _FOR_COMMUNICATION: Final = re.compile(rf"^(?:{FSDP.pattern}|{re.escape(DDP_OUT)})$")
 
 

@@ -47,7 +47,7 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     copies: float
     """A window."""
     by_name: int
-    """Of all, those whose launch was not recorded."""
+    """Of those that operations asked for, the ones whose launch was not recorded."""
     by_op: Ints
     """Their time, in all, by operation (`AS_IT_IS`), and last of those of which only the name is known (`BY_NAME`)."""
     longest: ShownBy

@@ -39,8 +39,9 @@ NEARLY_ALL: Final = 0.8
 PASSES: Final = {"SGD": 3, "Adam": 7, "AdamW": 7, "Adagrad": 5}
 """Least reads and writes of each element: parameter, gradient, and what the optimizer keeps (SGD without momentum)."""
 NOT_SAVED: Final = 1 / 3
-"""Share of a fused one's reads and writes in those of `foreach`, where bytes are not known: Adam with decay makes 7
-where its nine operations make about 21; the others save less. No floor: a fused one may reach a higher bandwidth."""
+"""Share of the time of `foreach` that a fused one takes, where bytes are not known: Adam with decay reads and writes 7
+times where its nine operations do so about 21 times; the others save less. It may be less than this share: a fused one
+may reach a higher bandwidth."""
 SHORT_NS: Final = 5_000
 """What a kernel takes that hardly reads or writes: a fused one saves it, too. A choice."""
 SENDS_PARAMETERS: Final = ("all_gather", "broadcast", "reduce_scatter")
@@ -141,14 +142,14 @@ def _trial(
     """
     if taken.one_operation and optimizer == "SGD" and not taken.loops:
         return None  # a single pass, as a fused one makes
-    by_bytes = PASSES[optimizer] * _parameters_bytes(given) / _memory_gbs(str(given.run.fingerprint.get("device")))
-    is_bound = by_bytes > 0 and not taken.loops
+    bytes_ns = PASSES[optimizer] * _parameters_bytes(given) / _memory_gbs(str(given.run.fingerprint.get("device")))
+    is_bound = bytes_ns > 0 and not taken.loops
     third = NOT_SAVED * max(taken.busy_ns - SHORT_NS * taken.kernels, 0.0)
-    needs_ns = min(by_bytes or third, taken.busy_ns)
+    needs_ns = min(bytes_ns or third, taken.busy_ns)
     cost_ns = taken.busy_ns + taken.between_ns * (taken.loops or is_bound) - needs_ns
     if not given.is_worth(cost_ns):
         return None
-    how = BY_BYTES if is_bound else A_THIRD if needs_ns else NOTHING
+    by_bytes, without = BY_BYTES if is_bound else AS_BYTES, A_THIRD if needs_ns else NOTHING
     return recommended(
         given,
         id="unfused_optimizer",
@@ -168,7 +169,7 @@ def _trial(
         measured=["the time of kernels launched in the optimizer's step, and time between them without compute"]
         if not taken.by_name
         else ["the time of kernels of foreach optimizers, by their names: their launches are not recorded one by one"],
-        assumed=[AS_BYTES if by_bytes and taken.loops else how, *[LAUNCHES] * taken.loops],
+        assumed=[by_bytes if bytes_ns else without, *[LAUNCHES] * taken.loops],
     )
 
 
@@ -214,7 +215,7 @@ def _reduced_bytes(given: RuleInput, timeline: RankTimeline, rows: Iterable[Coll
 
 
 def _one_period(sizes: Ints) -> int:
-    """Return the sum of the shortest begin of `sizes` that repeats up to their end."""
+    """Return the sum of the shortest part that `sizes` begin with, and repeat up to their end."""
     for calls in range(1, sizes.size + 1):
         if sizes.size % calls == 0 and (sizes.reshape(-1, calls) == sizes[:calls]).all():
             return int(sizes[:calls].sum())

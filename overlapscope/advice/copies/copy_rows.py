@@ -47,7 +47,10 @@ def copy_rows(timeline: RankTimeline) -> CopyRows:
     held = rows_named(spans.name[rows], timeline.names, PAGEABLE.search)
     held[held] = _held_host(timeline, rows[held])
     elsewhere = lasted[held & ~own].sum() > lasted[held & own].sum()
-    awaited = (held & elsewhere) | (~own & (held | np.isin(rows, _compute_waited_for(spans))))
+    awaited = ~own & ~held
+    if awaited.any():  # what follows looks at all spans
+        awaited &= np.isin(rows, _compute_waited_for(spans))
+    awaited |= held & (elsewhere | ~own)
     return CopyRows(on_compute_stream=rows[own & ~awaited], awaited=rows[awaited])
 
 

@@ -29,8 +29,6 @@ NOT_BEFORE: Final = "; it may save nothing before the slow hosts are faster"
 """A device that waits for launches does not end sooner without its copies: they are then no loss, but a bound."""
 MOSTLY: Final = 0.5
 """Of the copying time, this share is of batches, or to the host, where it is said to be that."""
-
-
 ON_STREAM: Final = "copies_on_compute_stream"
 AWAITED: Final = "awaited_copies"
 ROWS: Final[Mapping[str, Callable[[CopyRows], Ints]]] = {
@@ -48,15 +46,11 @@ A choice."""
 _Kind = Literal["batch", "batches", "to_host", "other"]
 WORDS: Final[Mapping[_Kind, tuple[str, str, str]]] = {
     "batch": ("Copy the next batch ahead", "copies", ", mostly of the batch that a step begins with,"),
-    "batches": (
-        "Copy the next batch ahead",
-        "copies",
-        ", mostly as long as that of a step's first batch,",
-    ),
+    "batches": ("Copy the next batch ahead", "copies", ", mostly as long as that of a step's first batch,"),
     "to_host": ("Copy to the host on a stream of its own", "copies to the host", ""),
     "other": ("Copy on a stream of its own", "copies between host and device", ""),
 }
-"""What to do, what the copies are, and what mostly."""
+"""What to do, what the copies are, and what they mostly are."""
 AHEAD: Final[Mapping[_Kind, str]] = {"to_host": "Copy to the host later", "other": "Copy earlier"}
 """What to do where they are on a stream of their own already."""
 
@@ -101,13 +95,18 @@ def awaited_copies(given: RuleInput) -> Recommendation | None:
 
 
 def _of_copies(given: RuleInput, *, id: str) -> Recommendation | None:
-    found = _of_ranks(given, id, to_host=False)
+    ranks = [
+        (timeline, windows, ROWS[id](copy_rows(timeline)))
+        for timeline, windows in given.some_at_hand()
+        if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
+    ]
+    found = [_copied(given, *each, to_host=False) for each in ranks]
     mean = _mean([each.alone_ns for each in found])
     if not given.is_worth(mean):
         return None
     to_host = _mean([each.to_device_ns for each in found]) < MOSTLY * mean
     if to_host:
-        found = _of_ranks(given, id, to_host=True)
+        found = [_copied(given, *each, to_host=True) for each in ranks]
         mean = _mean([each.alone_ns for each in found])
         if not given.is_worth(mean):
             return None
@@ -188,14 +187,6 @@ def _assumed(kind: _Kind, *, holds: bool) -> str:
     return f"that what is copied can be copied {when}, beside compute: the gain is an upper bound"
 
 
-def _of_ranks(given: RuleInput, id: str, *, to_host: bool) -> list[_Copied]:
-    return [
-        _copied(timeline, given, own, ROWS[id](copy_rows(timeline)), to_host=to_host)
-        for timeline, own in given.some_at_hand()
-        if timeline.has_device and given.coverage[timeline.rank].copy.starts.size
-    ]
-
-
 def _mean(times: list[float]) -> float:
     return sum(times) / len(times) if times else 0.0
 
@@ -207,7 +198,7 @@ def _also_exposed(given: RuleInput, beside: float, copied: float) -> str:
     return f" (communication beside {share} of it is exposed, too)" if share else ""
 
 
-def _copied(timeline: RankTimeline, given: RuleInput, windows: Windows, rows: Ints, *, to_host: bool) -> _Copied:
+def _copied(given: RuleInput, timeline: RankTimeline, windows: Windows, rows: Ints, *, to_host: bool) -> _Copied:
     """Return a rank's copies in `rows` while no other stream computes; with `to_host` those to the host alone that
     could run beside compute.
 

@@ -18,6 +18,7 @@ from overlapscope.advice.losses.exposed_remedies import (
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.steps.deciding_rank import DECIDING_NS, deciding_words
+from overlapscope.advice.steps.long_steps import LOOK_AT_STEPS
 from overlapscope.analysis.common.cause_table import TRANSFERS, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.exposure.slower_unseen import SlowerUnseen, slower_unseen
@@ -39,9 +40,6 @@ LOOK_AT_UNSEEN: Final = (
 )
 AT_ONE_RATE: Final = "# calls of all sizes run at {gbs} on the bus: fewer bytes{overlap}, or a faster link"
 ONE_RATE: Final = "that calls of several sizes which run at one bandwidth transfer, and do not wait"
-LOOK_AT_STEPS: Final = (
-    "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
-)
 
 
 class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.graph.host_losses import SCALAR, SIZED
-from overlapscope.analysis.pauses.host_collectives import runs_on_hosts, that_hold_host
+from overlapscope.analysis.pauses.host_collectives import runs_on_hosts, times_in_host_collectives
 from overlapscope.analysis.pauses.long_pauses import acting
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.ingest.build.kernel_names import HOST_COLLECTIVE
@@ -144,8 +144,10 @@ def host_operation(given: RuleInput) -> Recommendation | None:
     start, end = found.ranks[longest].longest
     whose = "hosts" if len(ranks) == found.of > 1 else f"the host{'s' * (len(ranks) > 1)} of {rank_list(ranks)}"
     of_devices = _carries_for_devices(given, found.name)
-    do = "Begin communication of the host earlier, or do less of it" if found.communicates else "Free the host"
-    do = "Let the devices communicate by themselves, over NCCL or RCCL" if of_devices else do
+    if of_devices:
+        do = "Let the devices communicate by themselves, over NCCL or RCCL"
+    else:
+        do = "Begin communication of the host earlier, or do less of it" if found.communicates else "Free the host"
     what = f"{short(found.name)}{', communication of the host,' * found.communicates}"
     verb = "is" if whose.startswith("the host of") else "are"
     waited = found.kind_ns("blocking_call") >= MOSTLY * found.idle_ns
@@ -320,4 +322,4 @@ def _operations(timeline: RankTimeline) -> HostSpans:
     if not runs_on_hosts(timeline):
         return rows
     mine = acting(timeline, take(host, is_one_of(host.kind, (OPERATION, RUNTIME))))
-    return concat([rows, that_hold_host(timeline, mine)])
+    return concat([rows, times_in_host_collectives(timeline, mine)])

@@ -22,9 +22,8 @@ WAITS_STAY: Final = (
     "the same time"
 )
 OF_RANGE: Final = 0.9
-"""A range that one step alone has is what the host does in a pause if it covers this share of it. A choice: whatever
-else stops a host does so for longer than the range that it begins in, or for a part of it."""
-FIND: Final = "Find what stops"
+"""A range that one step alone has is what the host does in a pause if it covers this share of the pause. A choice:
+whatever else stops a host does so for longer than the range that it begins in, or for a part of it."""
 DUMP: Final = "py-spy dump --pid PID  # while it pauses: {what}"
 LESS_OFTEN: Final = (
     "# {range} takes {covered} of the {paused} of the pause: in fewer steps, or in another process or thread, on a copy"
@@ -108,8 +107,8 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
 
 
 def _range_alone(given: RuleInput, evidence: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the range that covers the pause of a single step, and no other step of the rank has, with its length in
-    ns; None where there is none."""
+    """Return the range that covers the pause of a single step, and no other step of the rank has, and how much of the
+    pause it covers, in ns; None where there is none."""
     first = evidence["pauses"][0]
     if evidence["alone_in_step"] is None or first["step"] != evidence["alone_in_step"]:
         return None
@@ -133,9 +132,7 @@ def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None, alon
     idles = _idles(given, evidence)
     spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
     begins = ", perhaps as the profiler starts" * evidence["at_begin"]
-    asks = _asks(evidence, whom)
-    if alone_range is not None and asks.startswith(FIND):
-        asks = f"Do {short(alone_range[0])} less often, or off {whom}"
+    asks = _asks(evidence, whom, alone_range)
     return f"{asks}: {usual}, and {'its' if one else 'a'} device idles for {idles}{spent}{begins}"
 
 
@@ -188,7 +185,7 @@ def _wait_before(given: RuleInput, evidence: Mapping[str, Any]) -> str | None:
     return call if ns >= MOSTLY * sum(each["idle_ns"] for each in evidence["pauses"]) > 0 else None
 
 
-def _asks(evidence: Mapping[str, Any], whom: str) -> str:
+def _asks(evidence: Mapping[str, Any], whom: str, alone_range: tuple[str, int] | None) -> str:
     """Return what is to be done about pauses of these hosts."""
     if evidence.get("in_optimizer"):
         return f"Take the optimizer off {whom}, or overlap it"
@@ -196,12 +193,14 @@ def _asks(evidence: Mapping[str, Any], whom: str) -> str:
         return f"Compute on the device what {whom} compute{'s' * (len(evidence['ranks']) == 1)} between two copies"
     if evidence.get("own_code"):
         return f"Shorten the program's own code that keeps {whom} from launching, or move it to another thread"
-    return f"{FIND} {whom}" if evidence.get("does") is None else f"Shorten what keeps {whom} from launching"
+    if evidence.get("does") is not None:
+        return f"Shorten what keeps {whom} from launching"
+    if alone_range is not None:
+        return f"Do {short(alone_range[0])} less often, or off {whom}"
+    return f"Find what stops {whom}"
 
 
-def _remedies(
-    evidence: Mapping[str, Any], alone_range: tuple[str, int] | None = None, paused_ns: int = 0
-) -> dict[str, str]:
+def _remedies(evidence: Mapping[str, Any], alone_range: tuple[str, int] | None, paused_ns: int) -> dict[str, str]:
     """Return what to do, by framework: what recurs, a range or pauses of one length, is what the host does, and no
     accident; and so, first, a range that the one step alone has."""
     if evidence.get("in_optimizer"):

@@ -18,7 +18,7 @@ from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended, recomputed_ns
 from overlapscope.advice.steps.deciding_rank import deciding_ns
-from overlapscope.advice.steps.long_steps import are_of_pauses, long_steps
+from overlapscope.advice.steps.long_steps import are_of_pauses, long_steps, take_longer
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.graph.found_causes import LossKind
@@ -102,13 +102,18 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
         return long
     if (copies := copies_alone(given, found)) is not None:
         return copies
+    return _of_each_step(given, found, compute)
+
+
+def _of_each_step(given: RuleInput, found: Sequence[Recommendation], compute: str) -> Recommendation | None:
+    """Return what names the largest loss of a usual step, exposed communication or idle time; None where `found` does,
+    or the loss is small."""
     # What is due to the start of the recording is no loss: others only seem to wait, or a device works unseen.
     exposed = (given.figures.exposed_comm_ns or 0) - _left_out_ns(given)
     few = few_communicate(given.analysis.headline)
     if few is not None:  # medians hide it, or lie between the two kinds of steps
         exposed = max(exposed, round(few.exposed_comm_ns))
-    own_idle = {each.id: each.evidence.get(OWN_IDLE_NS, 0) for each in found}
-    late_idle = round(sum(per_step(each, own_idle[each.id], given.steps) for each in found))
+    late_idle = round(sum(per_step(each, each.evidence.get(OWN_IDLE_NS, 0), given.steps) for each in found))
     late_idle = min(late_idle, _idle_ns(given))
     # A straggler idles longer while others wait for it, and a loop of updates between its kernels: that is one loss.
     between = min(_between_updates_ns(found), _idle_ns(given) - late_idle)
@@ -116,8 +121,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     gaps = gaps_ns(given.analysis)
     of_exposed = exposed - gaps >= idle + gaps or not given.run_has_device  # a host may do what it must between its own
     beside = gaps if gaps >= FEW_GAPS * (idle + gaps) else 0
-    steps = {given.per: 1, "recording": max(given.steps, 1)}
-    lost = [(each.id, ((each.loss_ns or 0) - own_idle[each.id]) / steps.get(each.per, 1)) for each in found]
+    lost = [(each.id, _lost_ns(each, given.steps)) for each in found]
     # Where another recommendation names idle time, with these gaps, what is exposed is left to name.
     # What compute could run beside, without waits of the host, is exposed, and not idle.
     awaited = sum(each.evidence.get(AWAITED_NS, 0) for each in found if each.id == "blocking_calls")
@@ -140,8 +144,8 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
     of_others = waited_ns + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
     is_largest = _is_largest(given, found, [each for each in lost if each[0] in named], loss - of_others)
     if not of_exposed:
-        of_idle_ns = _IdleLoss(ns=idle + late_idle, gaps_ns=beside, late_ns=late_idle, between_ns=between)
-        return _idle(given, of_idle_ns, _named(given, found, idle + late_idle + beside, is_largest=is_largest), compute)
+        idle_loss = _IdleLoss(ns=idle + late_idle, gaps_ns=beside, late_ns=late_idle, between_ns=between)
+        return _idle(given, idle_loss, _named(given, found, idle + late_idle + beside, is_largest=is_largest), compute)
     waits_ns = min(waits_or_longer_compute_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
     words = _named(given, found, exposed, is_largest=is_largest)
@@ -153,11 +157,11 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation], compute: str
 def _is_largest(
     given: RuleInput, found: Sequence[Recommendation], parts: Sequence[tuple[str, float]], loss_ns: float
 ) -> bool:
-    """Return whether a loss, without what others explain of it, is the largest; what `parts`, those of `found` that
-    address it, cost is a part of it: by id, in ns a step."""
+    """Return whether a loss is the largest. `loss_ns` is what others do not explain of it; `parts` are the ids of those
+    of `found` that address it, each with what it costs, in ns a step: that is a part of the loss."""
     named = {name for name, _ in parts} - {"late_rank"}
     larger = [_cost_ns(each, given.steps) for each in found if each.id not in named]
-    larger += [per_step(each, recomputed_ns(each), given.steps) for each in found]  # stands before it then
+    larger += [per_step(each, recomputed_ns(each), given.steps) for each in found]  # if more, that stands first
     own = [ns for name, ns in parts if name in named]
     may_be_why = any(each.id == "slow_host" for each in found)
     return not may_be_why and loss_ns >= max(larger, default=0) and loss_ns - sum(own) >= max(own, default=0)
@@ -166,11 +170,10 @@ def _is_largest(
 def _long_steps(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
     """Return what names few steps that cost more than all that each step loses, by what is more in them; None without,
     where the median step is one of them, and where pauses or a late rank that `found` names are why."""
-    steps = {given.per: 1, "recording": max(given.steps, 1)}
-    lost = (((each.loss_ns or 0) - each.evidence.get(OWN_IDLE_NS, 0)) / steps.get(each.per, 1) for each in found)
+    lost = (_lost_ns(each, given.steps) for each in found)
     most = max((given.figures.exposed_comm_ns or 0) - _left_out_ns(given), _idle_ns(given), *lost)
     costly = _costly(given, found, most)
-    if costly is None or few_communicate(given.analysis.headline) is not None or _set_median(given, most):
+    if costly is None or few_communicate(given.analysis.headline) is not None or _outliers_in_median(given, most):
         return None
     long = long_steps(given, costly)
     late = {each.evidence.get("rank") for each in found if each.id == "late_rank"}
@@ -191,7 +194,7 @@ def _between_updates_ns(found: Sequence[Recommendation]) -> int:
     return sum(each.evidence.get("idle_ns", 0) for each in loops)
 
 
-def _set_median(given: RuleInput, loss_ns: float) -> WithoutOutliers | None:
+def _outliers_in_median(given: RuleInput, loss_ns: float) -> WithoutOutliers | None:
     """Return the medians of the other steps where outliers make the median step longer by more than a loss."""
     usual = without_outliers(given.analysis)
     return usual if usual is not None and given.step_ns - usual.step_ns > loss_ns else None
@@ -316,6 +319,11 @@ def launches_ns(found: Sequence[Recommendation], analysis: Analysis) -> int:
     return analysis.headline.causes.get(NOT_LAUNCHED, 0) if launched_late else 0
 
 
+def _lost_ns(each: Recommendation, steps: int) -> float:
+    """Return the loss that a recommendation names, in ns a step, without what a straggler idles longer than others."""
+    return per_step(each, (each.loss_ns or 0) - each.evidence.get(OWN_IDLE_NS, 0), steps)
+
+
 def _cost_ns(each: Recommendation, steps: int) -> float:
     """Return the known cost of a cause in a step: its time, or what a change of it gains, at most."""
     return per_step(each, max(each.loss_ns or 0, gain_ns(each) or 0), steps)
@@ -342,8 +350,9 @@ def _idle_ns(given: RuleInput) -> int:
 def _exposed(
     given: RuleInput, exposed: int, waits_ns: int, decides_ns: float | None, words: tuple[str, str], compute: str
 ) -> ExposedLoss:
-    """`waits_ns` is waiting for late ranks, which another recommendation names: left out of what steps usually lose;
-    `decides_ns` what the rank that decides is exposed, where that is far less; `words` are those of `_named`."""
+    """Return the exposed communication to name. `waits_ns` is waiting for late ranks, which another recommendation
+    names: left out of what steps usually lose; `decides_ns` is what the rank that decides is exposed, where that is far
+    less; `words` are those of `_named`."""
     before, step = words
     usual = before in USUAL
     waits_ns, longer_ns = waits_ns if usual else 0, longer_ns_of(given.analysis)
@@ -404,15 +413,12 @@ def _named(given: RuleInput, found: Sequence[Recommendation], loss: int, *, is_l
     idle = _idle_ns(given)
     if (few := few_communicate(given.analysis.headline)) is not None and loss > idle:
         return USUAL[0], f"a {ms(few.step_ns)} step in the mean ({few.communicate} of {few.steps} steps communicate)"
-    if (usual := _set_median(given, max(loss, idle))) is not None:
+    if (usual := _outliers_in_median(given, max(loss, idle))) is not None:
         which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
         median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
         return f"Largest loss: outliers ({which}) make {median}; ", "it"
     if (costly := _costly(given, found, max(loss, idle))) is not None:
-        one = len(costly.outliers) == 1
-        which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
-        longer = f"{which} {ms(costly.longer_ns)} longer than the others"
-        return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
+        return f"Largest loss: {take_longer(costly)}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
     largest, outside, other = USUAL
     # Where cores are short, how much of each loss is for lack of them is not known.
     slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.copies.copy_rows import copy_rows, to_host_rows
-from overlapscope.advice.copies.stream_copies import AWAITED, HOLDS_HOST, ON_STREAM, ROWS, TO_HOST_ALONE
+from overlapscope.advice.copies.copy_rows import CopyRows, copy_rows, to_host_rows
+from overlapscope.advice.copies.stream_copies import AWAITED, HOLDS_HOST, ROWS, TO_HOST_ALONE
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.advice.losses.blocked_host import (
     AVOIDED,
@@ -140,7 +140,7 @@ def with_replayed_gains(
     after such a call had emptied the device, not to wait is named in `data_loading` as another remedy.
     """
     by_id = {each.id: each for each in found}
-    wanted = by_id.keys() & CHANGES.keys()
+    wanted = by_id.keys() & (CHANGES.keys() | ROWS.keys())
     ranks = run.ranks
     if not any(timeline.has_device for timeline in ranks.values()):
         wanted -= {"data_loading"}  # a replay keeps what the host computes for a batch
@@ -158,7 +158,8 @@ def with_replayed_gains(
     window = whole_bounds(graph)
     if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
-    changes = {name: _change_for(name, by_id)(graph, ranks) for name in wanted}
+    copies = {rank: copy_rows(each) for rank, each in ranks.items()} if by_id.keys() & ROWS.keys() else {}
+    changes = {name: _change_for(name, by_id, copies)(graph, ranks) for name in wanted}
     gains = {name: shortened_ns(graph, window, change) for name, change in changes.items()}
     if changes.keys() >= {"data_loading", "blocking_calls"} and by_id["data_loading"].evidence.get(BY_WORKERS):
         # Workers do not load faster for a host that asks earlier: what it gains is gained once batches take no time.
@@ -267,12 +268,15 @@ def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommenda
     ]
 
 
-def _change_for(name: str, found: Mapping[str, Recommendation]) -> Callable[[Graph, Ranks], Change]:
-    """Return the change that a recommendation makes: of copies those that it is about."""
+def _change_for(
+    name: str, found: Mapping[str, Recommendation], copies: Mapping[int, CopyRows]
+) -> Callable[[Graph, Ranks], Change]:
+    """Return the change that a recommendation makes: of `copies`, by rank, those that it is about."""
     if name == "blocking_calls" and AWAITED in found and found[AWAITED].evidence.get(HOLDS_HOST):
-        return partial(_without_calls, but_copies=True)
+        return partial(_without_calls, kept={rank: own.awaited for rank, own in copies.items()})
     if name in ROWS:
-        return partial(_instant_copies, of=name, to_host=bool(found[name].evidence.get(TO_HOST_ALONE)))
+        rows = {rank: ROWS[name](own) for rank, own in copies.items()}
+        return partial(instant_copies, rows=rows, to_host=bool(found[name].evidence.get(TO_HOST_ALONE)))
     return CHANGES[name]
 
 
@@ -428,18 +432,18 @@ def _fetching_steps(graph: Graph, ranks: Ranks, steps: int) -> int:
     return steps
 
 
-def _without_calls(graph: Graph, ranks: Ranks, *, but_copies: bool = False) -> Change:
-    """Return a change in which calls that wait for the device return at once, but for allocations and for what the
-    host needs (`needed_waits`); with `but_copies` also but for copies that `AWAITED` is of."""
-    return _returning(graph, ranks, allocations=False, but_copies=but_copies)
+def _without_calls(graph: Graph, ranks: Ranks, *, kept: Mapping[int, Ints] | None = None) -> Change:
+    """Return a change in which calls that wait for the device return at once, but for allocations, for what the host
+    needs (`needed_waits`), and for those of the copies in the rows `kept`, by rank."""
+    return _returning(graph, ranks, allocations=False, kept=kept or {})
 
 
 def _without_allocations(graph: Graph, ranks: Ranks) -> Change:
     """Return a change in which calls that allocate or free return at once."""
-    return _returning(graph, ranks, allocations=True)
+    return _returning(graph, ranks, allocations=True, kept={})
 
 
-def _returning(graph: Graph, ranks: Ranks, *, allocations: bool, but_copies: bool = False) -> Change:
+def _returning(graph: Graph, ranks: Ranks, *, allocations: bool, kept: Mapping[int, Ints]) -> Change:
     change, edges = Change.none(graph), graph.edges
     lag = change.lag_ns.copy()
     for part in graph.ranks:
@@ -448,8 +452,8 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool, but_copies: boo
         chosen = part.blocks & (allocates == allocations)
         if not allocations:
             chosen &= ~needed_waits(graph, part, timeline)
-        if but_copies:
-            by = part.launched_by[np.isin(part.span_row, copy_rows(timeline).awaited)]
+        if part.rank in kept:
+            by = part.launched_by[np.isin(part.span_row, kept[part.rank])]
             chosen[by[by >= 0]] = False
         mine = np.flatnonzero(_of_part(graph, part) & (edges.node < part.starts().start))
         mine = mine[chosen[(edges.node[mine] - part.first) % max(part.calls, 1)]]
@@ -482,16 +486,14 @@ def _drop_numbers(graph: Graph, ranks: Ranks, lag_ns: Ints) -> None:
         lag_ns[gone] = 0
 
 
-def _instant_copies(graph: Graph, ranks: Ranks, *, of: str, to_host: bool = False) -> Change:
-    """Return a change in which the copies that a recommendation is `of` take no time; with `to_host` those to the host
+def instant_copies(graph: Graph, ranks: Ranks, *, rows: Mapping[int, Ints], to_host: bool = False) -> Change:
+    """Return a change in which the copies in these rows, by rank, take no time; with `to_host` those to the host
     alone."""
     change = Change.none(graph)
     lag = change.lag_ns.copy()
     for part in graph.ranks:
-        timeline = ranks[part.rank]
-        rows = ROWS[of](copy_rows(timeline))
-        rows = to_host_rows(timeline, rows) if to_host else rows
-        copies = np.isin(part.span_row, rows)
+        own = to_host_rows(ranks[part.rank], rows[part.rank]) if to_host else rows[part.rank]
+        copies = np.isin(part.span_row, own)
         first = part.ends().start
         mine = np.flatnonzero((graph.edges.kind == RUN_COPY) & _of_part(graph, part) & (graph.edges.node >= first))
         lag[mine[copies[graph.edges.node[mine] - first]]] = 0
@@ -507,7 +509,5 @@ CHANGES: Final[Mapping[str, Callable[[Graph, Ranks], Change]]] = {
     "data_loading": _without_loading,
     "blocking_calls": _without_calls,
     "allocator_churn": _without_allocations,
-    ON_STREAM: partial(_instant_copies, of=ON_STREAM),
-    AWAITED: partial(_instant_copies, of=AWAITED),
 }
-"""By id of the recommendation."""
+"""By id of the recommendation; those of copies (`ROWS`) depend on what it is about (`_change_for`)."""

@@ -46,7 +46,7 @@ def deciding_ns(given: RuleInput) -> float | None:
 
 
 def deciding_words(ns: float | None) -> str:
-    """Return the same, for a title."""
+    """Return words for a title on what that rank is exposed; empty where it is not known, or not far less."""
     return "" if ns is None else f"; on the rank that computes longest in each step, which decides, {ms(ns)} of it"
 
 
@@ -60,11 +60,10 @@ def with_deciding_bound(
     for each in settings:
         if ns is None or each.id not in of_exposed or each.gain_high_ns is None or each.per != given.per:
             found.append(each)
-        elif given.is_worth(min(ns, each.gain_high_ns)):
-            bound, lost = (
-                min(round(ns), each.gain_high_ns),
-                None if each.loss_ns is None else min(round(ns), each.loss_ns),
-            )
+            continue
+        bound = min(round(ns), each.gain_high_ns)
+        if given.is_worth(bound):
+            lost = None if each.loss_ns is None else min(round(ns), each.loss_ns)
             said = [*each.measured, *[BOUNDED] * (bound != each.gain_high_ns)]
             found.append(replace(each, gain_high_ns=bound, loss_ns=lost, measured=said))
     return found

@@ -1,5 +1,6 @@
 """What few steps cost that take far longer than the others, by what is more in them."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
@@ -7,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.slower_in_turn import CLOCKS
 from overlapscope.analysis.checks.host_pauses import STEPS_IDLE_NS
 from overlapscope.analysis.checks.outlier_steps import LONGER_KERNELS, ODD_LENGTH, longer_words
 from overlapscope.analysis.common.wording import rank_list, short
@@ -35,7 +37,6 @@ LOOK_AT_CALL: Final = (
 BATCHES: Final = {
     "torch": 'print(step, batch["input_ids"].shape)  # sort samples by length, pack them, cap the tokens of a batch'
 }
-CLOCKS: Final = {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # clocks that fall, other processes"}
 
 
 class _More(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,30 +51,35 @@ class _More(msgspec.Struct, frozen=True, kw_only=True):
 def long_steps(given: RuleInput, costly: WithoutOutliers) -> Recommendation | None:
     """Return what names the loss of steps that cost more than every step loses; None where none of `PARTS` is most of
     what they take longer."""
-    each = [more for step in costly.longer_of if (more := _more(given.analysis.ranks, step, costly.outliers))]
+    each = _more_of_steps(given.analysis.ranks, costly)
     sums = {name: sum(more.ns[name] for more in each) for name in PARTS}
     part = max(sums, key=sums.__getitem__)
     if not each or sums[part] < MOSTLY * costly.longer_ns:
         return None
     most = max(each, key=lambda more: more.ns[part])
     words, apply, evidence = _of_part(given, part, most, each)
-    one = len(costly.outliers) == 1
-    which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
     found = recommended(
         given,
         id="long_steps",  # written out: a test finds the page of each id
-        title=f"Largest loss: {which} {ms(costly.longer_ns)} longer than the others: {words}",
+        title=f"Largest loss: {take_longer(costly)}: {words}",
         verdict="look",
         at_most_ns=costly.longer_ns,
         bound_from="loss",
         per="recording",
         apply=apply,
-        evidence={LONG_STEPS: costly.outliers, "rank": most.rank, "more_ns": sums} | dict(evidence),
+        evidence={LONG_STEPS: sorted(costly.longer_of), "rank": most.rank, "more_ns": sums} | dict(evidence),
         measured=["how much longer these steps take than the median of the others, but for waiting for late ranks"],
         assumed=[ONCE],
         verify="overlapscope analyze NEW_RUN: no step is as long",
     )
     return msgspec.structs.replace(found, id=PARTS[part])
+
+
+def take_longer(costly: WithoutOutliers) -> str:
+    """Return words on how much longer these steps take than the others: not those that only wait for one of them."""
+    steps = sorted(costly.longer_of)
+    which = f"step {steps[0]} takes" if len(steps) == 1 else f"steps {list_some(steps)} take together"
+    return f"{which} {ms(costly.longer_ns)} longer than the others"
 
 
 def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:
@@ -85,23 +91,31 @@ def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> b
     return bool(sum(ns for step, ns in idle_ns if step in near) >= MOSTLY * costly.longer_ns)
 
 
-def _more(ranks: Sequence[RankInfo], step: int, outliers: Sequence[int]) -> _More | None:
-    """Return what the rank did more in a step that is longer in it by most, without what it waits for late ranks; None
-    where no rank has others to compare it with."""
-    found = []
+def _more_of_steps(ranks: Sequence[RankInfo], costly: WithoutOutliers) -> list[_More]:
+    """Return, of each step that is longer, what the rank that makes it longer by most did more in it, without what it
+    waits for late ranks; without steps in which no rank has others to compare with."""
+    most: dict[int, tuple[float, _More]] = {}
+    without = {*costly.outliers}
     for info in ranks:
-        own = [each for each in info.steps if each.complete and each.step == step]
-        others = [each for each in info.steps if each.complete and each.step not in outliers]
-        if len(own) != 1 or not others:
+        complete = [each for each in info.steps if each.complete]
+        others = [each for each in complete if each.step not in without]
+        if not others:
             continue
-        waited_ns = max(late_waits_ns(own[0]) - median(map(late_waits_ns, others)), 0)
-        more = {name: _longer_ns(own[0], others, name) for name in ("window_ns", *PARTS)}
-        found.append((more.pop("window_ns") - waited_ns, _More(rank=info.rank, step=step, ns=more)))
-    return max(found, key=lambda each: each[0])[1] if found else None
+        usual_ns = {name: median(_ns(each, name) for each in others) for name in ("window_ns", *PARTS)}
+        usual_wait_ns = median(map(late_waits_ns, others))
+        times = Counter(each.step for each in complete)
+        for own in complete:
+            if own.step not in costly.longer_of or times[own.step] > 1:
+                continue
+            more = {name: _ns(own, name) - ns for name, ns in usual_ns.items()}
+            longer_ns = more.pop("window_ns") - max(late_waits_ns(own) - usual_wait_ns, 0)
+            if own.step not in most or longer_ns > most[own.step][0]:
+                most[own.step] = longer_ns, _More(rank=info.rank, step=own.step, ns=more)
+    return [most[step][1] for step in costly.longer_of if step in most]
 
 
-def _longer_ns(own: StepBreakdown, others: Sequence[StepBreakdown], name: str) -> float:
-    return (getattr(own, name) or 0) - median(getattr(each, name) or 0 for each in others)
+def _ns(step: StepBreakdown, name: str) -> int:
+    return getattr(step, name) or 0
 
 
 def _of_part(
@@ -109,9 +123,9 @@ def _of_part(
 ) -> tuple[str, Mapping[str, str], Mapping[str, Any]]:
     """Return what is more in these steps and why, as words; what to do; and evidence. `most` is the one of `every` step
     in which it is most."""
-    more_ns, steps = sum(more.ns[part] for more in every), len(every) > 1
+    more_ns, several = sum(more.ns[part] for more in every), len(every) > 1
     on = f" on rank {most.rank}" if len(given.analysis.ranks) > 1 else ""
-    if steps:
+    if several:
         much = "most of it" if most.ns[part] >= MOSTLY * more_ns else "the largest part"
         on = f", {much} in step {most.step}{on}"
     elif on:
@@ -120,7 +134,7 @@ def _of_part(
                 and each.evidence.get("step") == most.step), {})  # fmt: skip
     look = {"look": LOOK_AT_STEPS}
     if part == "compute_ns":
-        words = f"{'they compute' if steps else 'it computes'} for {ms(more_ns)} more{on}"
+        words = f"{'they compute' if several else 'it computes'} for {ms(more_ns)} more{on}"
         if LONGER_KERNELS not in odd:
             return words, look, {}
         longer = msgspec.convert(odd[LONGER_KERNELS], LongerStep)
@@ -128,7 +142,7 @@ def _of_part(
         return f"{words}, in the same {longer.kernels} kernels: {longer_words(longer)}", apply, {}
     if part == "idle_ns":
         name = odd.get("range", odd.get("idle_range"))
-        idle = "devices are idle" if steps else "the device is idle"
+        idle = "devices are idle" if several else "the device is idle"
         return f"{idle} for {ms(more_ns)} more{on}{f', in {short(name)}' if name else ''}", look, {}
     words = f"{ms(more_ns)} more are exposed communication{on}"
     call, evidence = _of_calls(given, more_ns, {(more.rank, more.step) for more in every})
@@ -138,8 +152,8 @@ def _of_part(
 def _of_calls(
     given: RuleInput, more_ns: float, in_steps: Collection[tuple[int, int]]
 ) -> tuple[str, Mapping[str, Any]]:  # fmt: skip
-    """Return which call, of these ranks and steps, or that calls, take longer than their like by most of what is more,
-    and for whom they may wait; with evidence of the call."""
+    """Return words on the one call of these ranks and steps that is longer than its like by most of what is more, else
+    on all calls where they are, and on whom they may wait for; and evidence of that one call."""
     missing = [rank for rank in range(given.run.world_size or 0) if rank not in given.run.ranks]
     who = f"one of {rank_list(missing)} (not recorded)" if missing else "another rank"
     if given.run.world_size is None:

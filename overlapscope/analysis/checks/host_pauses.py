@@ -51,7 +51,8 @@ MOST_BEGINS: Final = 4
 STEPS_IDLE_NS: Final = "steps_idle_ns"
 """In the evidence: for how long the device that lost most in each of its `steps` idled in all of the pauses there."""
 WAIT_OR_NOT: Final = "wait_or_not"
-"""In the evidence: whether the pauses perhaps come whether the host waits for its device before them or not."""
+"""In the evidence, from `PauseReason`: whether the pauses perhaps come whether the host waits for its device before
+them or not."""
 MOSTLY: Final = 0.5
 """Pauses of which it is said how long they are, and in which step, are why that step idles for longer where this share
 of what is more is in them."""
@@ -108,7 +109,8 @@ def _costly(
     if cost_ns < WORTH * step_ns or not few:
         return []
     place = _place(run, found, anywhere=anywhere)
-    reason = pause_reason(run, found, known, anywhere=anywhere)
+    reason = msgspec.structs.asdict(pause_reason(run, found, known, anywhere=anywhere))
+    why = reason.pop("text")
     device_step = _device_step(run, found, alone)
     return [
         Finding(
@@ -117,7 +119,7 @@ def _costly(
             title=f"{_who(run, found, again, steps, anywhere=anywhere)}"
             f"{_where(found, place, step_ns)}; "
             f"{_costs(found, cost_ns if alone is None else costs[alone], _when(found, alone, device_step))}: "
-            f"{reason.text}",
+            f"{why}",
             evidence={
                 "of_steps": steps,
                 "begun_steps": begun,
@@ -126,19 +128,12 @@ def _costly(
                 "alone_cost_ns": None if alone is None else costs[alone],
                 **place,
                 "anywhere": anywhere,
-                "does": reason.does,
-                "in_optimizer": reason.in_optimizer,
-                "own_code": reason.own_code,
-                "copied_back": reason.copied_back,
+                **reason,
                 "device_step": device_step,
                 "delays_all": delays_all(run, found, device_step),
-                WAIT_OR_NOT: reason.wait_or_not,
                 "before_any_call": False,
                 **_evidence(found),
                 "again": _costliest(again),
-                "copied": reason.copied,
-                "objects": reason.objects,
-                "may_compile": reason.may_compile,
             },
             known_from="trace",
         )
@@ -287,12 +282,9 @@ def _at_costliest_place(every: Sequence[CostlyPause]) -> list[CostlyPause]:
     host of a rank pauses `FEWEST_RECURRING` times."""
     times = Counter((each.before, each.after, each.rank) for each in every)
     recurring = {(before, after) for (before, after, _), count in times.items() if count >= FEWEST_RECURRING}
-    idle_ns = Counter[tuple[str, str]]()
-    for each in every:
-        if (each.before, each.after) in recurring:
-            idle_ns[each.before, each.after] += each.idle_ns
-    places = [place for place, _ in idle_ns.most_common(1)]
-    return [each for each in every if (each.before, each.after) in places]
+    found = [each for each in every if (each.before, each.after) in recurring]
+    between, _ = costliest_place(found) if found else (None, False)
+    return [each for each in found if (each.before, each.after) == between]
 
 
 def times_a_step(times: Sequence[int], window: str = "step") -> str:

@@ -53,7 +53,9 @@ MORE_KERNELS, ALIKE = 1.25, 0.05
 """A step does other work than the others where it runs this many times as many kernels as any of them on each rank,
 while they differ by at most this share of their number. Choices: an evaluation that a step holds, or the
 optimizer, where each micro-batch is a step."""
-FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
+COMPUTED, IDLED = 3, 4
+"""Positions of compute and idle time in a step's tuple."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", IDLED))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 ODD_LENGTH: Final = "odd_step:window_ns:"
 """Begin of the ids of findings on the length of a step."""
@@ -122,6 +124,7 @@ def outlier_steps(
     only how long steps take is compared. Kernels are counted in `run`, where it is given: a step that is longer on all
     ranks for more of them does other work, which is information, and no matter of chance.
     """
+    more_work = {} if run is None else _more_work(ranks, run)
     odd = {
         name: [
             each
@@ -130,38 +133,58 @@ def outlier_steps(
         ]
         for name, _, _ in FIGURES
     }
-    more_work = {} if run is None else _more_work(ranks, run)
     stand_out = {(each.rank, each.step) for each in odd["window_ns"]}
     odd["window_ns"] += [each.odd for at, each in more_work.items() if at not in stand_out]
-    long = {(each.rank, each.step) for each in odd["window_ns"]}
-    odd["idle_ns"] = [each for each in odd["idle_ns"] if (each.rank, each.step) not in long]
-    for name in ("window_ns", "idle_ns"):
-        odd[name] = [each for each in odd[name] if stopped_ns.get((each.rank, each.step), 0) < MOSTLY * each.more_ns]
-    named = {each.step for name in ("window_ns", "idle_ns") for each in odd[name]}
-    odd["comm_ns"] = [
-        each
-        for each in odd["comm_ns"]
-        if each.step not in named
-        and all(_waits(each, ranks[each.rank], waits) is None for waits in (waited_ns, in_calls_ns))
-    ]
+    once = _of_one_figure(odd, ranks, stopped_ns, (waited_ns, in_calls_ns))
     findings: list[Finding] = []
     for name, verb, _ in FIGURES:
-        by_step: dict[int, list[OutlierStep]] = defaultdict(list)
-        for each in odd[name]:
-            by_step[each.step].append(each)
-        order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
-        listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
-        rest = [each for found in order[len(listed_alone) :] for each in found]
-        for found in sorted(listed_alone, key=lambda each: each[0].rank):
+        listed_alone, rest = _by_step(once[name])
+        for found in listed_alone:
             most = _most(found)
             mostly = _mostly(most, ranks[most.rank], waited_ns) if name == "window_ns" else None
             works = more_work.get((most.rank, most.step)) if name == "window_ns" else None
             told = _finding(name, verb, found, known_from, mostly, works)
-            unexplained = run is not None and name == "window_ns" and mostly is None and works is None
-            findings.append(_with_longer(told, most, ranks[most.rank], run) if unexplained and run else told)
+            if run is not None and name == "window_ns" and mostly is None and works is None:
+                told = _with_longer(told, most, ranks[most.rank], run)
+            findings.append(told)
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
+
+
+def _of_one_figure(
+    odd: Mapping[str, Sequence[OutlierStep]],
+    ranks: Mapping[int, Steps],
+    stopped_ns: Mapping[tuple[int, int], float],
+    waited_ns: Sequence[Waits],
+) -> dict[str, list[OutlierStep]]:
+    """Return the outliers of each figure without those that another figure says, or that the recorder's stop or, of
+    communication, waits for others may explain; `waited_ns` has such waits by more than one measure."""
+    long = {(each.rank, each.step) for each in odd["window_ns"]}
+    idle = [each for each in odd["idle_ns"] if (each.rank, each.step) not in long]
+    found = {
+        name: [each for each in every if stopped_ns.get((each.rank, each.step), 0) < MOSTLY * each.more_ns]
+        for name, every in (("window_ns", odd["window_ns"]), ("idle_ns", idle))
+    }
+    named = {each.step for every in found.values() for each in every}
+    found["comm_ns"] = [
+        each
+        for each in odd["comm_ns"]
+        if each.step not in named and all(_waits(each, ranks[each.rank], waits) is None for waits in waited_ns)
+    ]
+    return found
+
+
+def _by_step(odd: Sequence[OutlierStep]) -> tuple[list[list[OutlierStep]], list[OutlierStep]]:
+    """Return the outliers of one figure by step, of the steps that have a finding of their own, and those of the
+    others."""
+    by_step: dict[int, list[OutlierStep]] = defaultdict(list)
+    for each in odd:
+        by_step[each.step].append(each)
+    order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
+    listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
+    rest = [each for found in order[len(listed_alone) :] for each in found]
+    return sorted(listed_alone, key=lambda each: each[0].rank), rest
 
 
 def _more_work(ranks: Mapping[int, Steps], run: Run) -> dict[tuple[int, int], _MoreWork]:
@@ -320,9 +343,8 @@ def _pays_its_lead(odd: OutlierStep, steps: Steps, led_ns: Mapping[tuple[int, in
     """Return whether most of what is more is a lead of the rank, which ends with the recording, and no compute."""
     if led_ns.get((odd.rank, odd.step), 0) < MOSTLY * odd.more_ns:
         return False
-    computed = {step[0]: step[3] for step in _kind_of(odd.step, steps) if step[3] is not None}
-    own_ns = computed.pop(odd.step, None)
-    return own_ns is None or not computed or own_ns - statistics.median(computed.values()) < MOSTLY * odd.more_ns
+    computed_ns = _more_than_usual(odd.step, steps, COMPUTED)
+    return computed_ns is None or computed_ns < MOSTLY * odd.more_ns
 
 
 def _mostly(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> tuple[str, float] | None:
@@ -330,12 +352,16 @@ def _mostly(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> tuple[str, floa
     more_ns = _waits(odd, steps, waited_ns)
     if more_ns is not None:
         return WAITS, more_ns
-    idle = {step[0]: step[4] for step in _kind_of(odd.step, steps) if step[4] is not None}
-    own_ns = idle.pop(odd.step, None)
-    if own_ns is None or not idle:
-        return None
-    more_ns = own_ns - statistics.median(idle.values())
-    return ("idles", more_ns) if more_ns >= MOSTLY * odd.more_ns else None
+    more_ns = _more_than_usual(odd.step, steps, IDLED)
+    return ("idles", more_ns) if more_ns is not None and more_ns >= MOSTLY * odd.more_ns else None
+
+
+def _more_than_usual(number: int, steps: Steps, place: int) -> float | None:
+    """Return by how much a figure of a step, by its position in the tuple, is above the median of the steps that it is
+    compared with; None where either is not known."""
+    known = {step[0]: value for step in _kind_of(number, steps) if (value := step[place]) is not None}
+    own = known.pop(number, None)
+    return None if own is None or not known else own - statistics.median(known.values())
 
 
 def _kind_of(number: int, steps: Steps) -> Steps:
@@ -408,13 +434,12 @@ def _finding(
 def _with_longer(found: Finding, odd: OutlierStep, steps: Steps, run: Run) -> Finding:
     """Return the finding with why the step computes longer, where that is most of what it takes more, in the same
     kernels."""
-    computed = {step[0]: step[3] for step in _kind_of(odd.step, steps) if step[3] is not None}
-    own_ns = computed.pop(odd.step, None)
-    if own_ns is None or not computed or not run.ranks[odd.rank].has_device:
+    more_ns = _more_than_usual(odd.step, steps, COMPUTED)
+    if more_ns is None or more_ns < MOSTLY * odd.more_ns or not run.ranks[odd.rank].has_device:
         return found
-    more_ns = own_ns - statistics.median(computed.values())
-    longer = longer_step(run.ranks[odd.rank].at_hand(), odd.step, list(computed))
-    if longer is None or more_ns < MOSTLY * odd.more_ns:
+    known = {step[0] for step in _kind_of(odd.step, steps) if step[COMPUTED] is not None}
+    longer = longer_step(run.ranks[odd.rank].at_hand(), odd.step, sorted(known - {odd.step}))
+    if longer is None:
         return found
     return replace(
         found,

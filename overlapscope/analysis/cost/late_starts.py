@@ -91,7 +91,4 @@ def _host_begun_ns(timeline: RankTimeline, first_span_ns: int) -> int | None:
 def _ends_with_ns(steps: Sequence[StepWindow]) -> int:
     """Return how long the last of these steps lasts behind its own work: that is what delays the step after it, which
     is not counted. So the windows hold as many such delays as there are steps, without that of the first."""
-    last = steps[-1] if steps else None
-    if last is None or last.window is None or last.ended_ns is None:
-        return 0
-    return max(last.window[1] - last.ended_ns, 0)
+    return steps[-1].behind_its_work_ns if steps else 0

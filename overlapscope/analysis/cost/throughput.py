@@ -4,6 +4,7 @@ All definitions are in docs/definitions.md. Amounts (tokens, samples, model FLOP
 by `scope.step`, stated by a training log, or passed as options, in this order.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Final, Literal, TypeVar
@@ -17,8 +18,8 @@ from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.cost.late_starts import LateStarts, late_starts
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
-from overlapscope.analysis.cost.whole_cycles import Lead, cut_short, lead_of
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cost.whole_cycles import Lead, Windows, cut_short, lead_of
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, of_the_same_ranks
 from overlapscope.analysis.rank_summary import RankSummary
@@ -146,32 +147,23 @@ def throughput(
     run: Run,
     alone: Mapping[int, RankSummary],
     figures: Mapping[int, Sequence[Breakdown]],
-    repeated: RepeatedPart | None = None,
-    *,
-    unseen: bool = False,
-    clocks: Clocks | None = None,
+    repeated: RepeatedPart | None,
+    cross_rank: CrossRank,
 ) -> Throughput:
-    """Return what the run itself states; `figures` holds the breakdowns of each rank with all causes: of its whole
-    recording, then of each step; `repeated` is the part that repeats (`repeated_part`), and `unseen`
-    says that calls waited for ranks that were not recorded. Without `clocks`, times of ranks are not compared."""
+    """Return what the run itself states.
+
+    `figures` holds the breakdowns of each rank with all causes: of its whole recording, then of each step; `repeated`
+    is the part that repeats (`repeated_part`). Where a clock was set in the recording, times of ranks are not compared.
+    """
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
-    steps = of_the_same_ranks(complete_steps({
-        rank: [
-            (at.step, at.complete and at.window is not None, (at, its))
-            for at, its in zip(own.windows, figures[rank][1:], strict=True)
-        ]
-        for rank, own in timed.items()
-    }))  # fmt: skip
-    every = {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device}
-    short = cut_short(steps, every, run.ranks)
-    cut = sorted({next(iter(steps[at].values()))[0].step for at in short})
-    steps = [step for at, step in enumerate(steps) if at not in short]
+    steps, cut = _counted_steps(run, timed, figures)
     parts = [its for step in steps for _, its in step.values()] or [figures[rank][0] for rank in timed]
     windows: dict[int, list[StepWindow]] = {}
     for step in steps:
         for rank, (at, _) in step.items():
             windows.setdefault(rank, []).append(at)
-    devices = run.world_size or max(fewest_ranks(run), len(run.ranks) + 1 if unseen else 0) or None
+    unseen = len(run.ranks) + 1 if cross_rank.waited_for_unseen_ns else 0
+    devices = run.world_size or max(fewest_ranks(run), unseen) or None
     reasons: dict[str, str] = {}
     if any(own.no_causes_reason == SAMPLED for own in timed.values()):
         parts = []
@@ -183,6 +175,7 @@ def throughput(
     late = None
     if parts and repeated is None:
         wholes = {rank: timed[rank].whole for rank in windows or timed}
+        clocks = None if cross_rank.clock_set else cross_rank.clocks
         late = late_starts(run, clocks, wholes, windows, _repeated_ns(parts))
     found = Throughput(
         steps=len(steps) or len(elapsed),
@@ -190,10 +183,7 @@ def throughput(
         devices=devices,
         devices_at_least=not run.world_size and (devices or 0) > len(run.ranks),
         roles_differ=(devices or 0) > len(windows or timed)
-        and _have_roles(
-            [[its.compute_ns for step in steps if rank in step for its in (step[rank][1],)] for rank in windows]
-            or [[figures[rank][0].compute_ns] for rank in timed]
-        ),
+        and _have_roles(steps, [figures[rank][0] for rank in timed]),
         on_device=any(each.has_device for each in run.ranks.values()),
         device=_text(run.fingerprint.get("device")),
         time_ns=time_ns,
@@ -209,9 +199,31 @@ def throughput(
     return with_stated(_with_goodput(_with_losses(found, parts, repeated, late), run, alone), Stated())
 
 
-def _have_roles(computed: Sequence[Sequence[int | None]]) -> bool:
-    """Return whether ranks compute so differently that they have roles, by what each computes in its windows."""
-    means = [fmean(each or 0 for each in own) for own in computed if own]
+def _counted_steps(
+    run: Run, timed: Mapping[int, RankSummary], figures: Mapping[int, Sequence[Breakdown]]
+) -> tuple[list[Windows], list[int]]:
+    """Return the complete steps that figures are of, and the numbers of those that are left out: they are cut short."""
+    steps = of_the_same_ranks(complete_steps({
+        rank: [
+            (at.step, at.complete and at.window is not None, (at, its))
+            for at, its in zip(own.windows, figures[rank][1:], strict=True)
+        ]
+        for rank, own in timed.items()
+    }))  # fmt: skip
+    every = {rank: own.windows for rank, own in timed.items() if run.ranks[rank].has_device}
+    short = cut_short(steps, every, run.ranks)
+    cut = sorted({next(iter(steps[at].values()))[0].step for at in short})
+    return [step for at, step in enumerate(steps) if at not in short], cut
+
+
+def _have_roles(steps: Sequence[Windows], wholes: Sequence[Breakdown]) -> bool:
+    """Return whether ranks compute so differently that they have roles: in these steps, without any in `wholes`, their
+    whole recordings."""
+    computed: defaultdict[int, list[int]] = defaultdict(list)
+    for step in steps:
+        for rank, (_, its) in step.items():
+            computed[rank].append(its.compute_ns or 0)
+    means = [fmean(own) for own in computed.values()] or [each.compute_ns or 0 for each in wholes]
     return len(means) > 1 and max(means) > ROLES * min(means)
 
 

@@ -85,16 +85,11 @@ def _end_behind_their_work(steps: Sequence[Windows], lengths: Sequence[int], fol
     or more: such a stretch is in no window that ends with its own last span. None where these are not `EVEN`."""
     usual = [at for at, follows in enumerate(followed) if follows]
     shortest_ns, longest_ns = min(lengths[at] for at in usual), max(lengths[at] for at in usual)
-    least_ns = min(sum(_behind_its_work_ns(own) for own, _ in steps[at].values()) for at in usual)
+    least_ns = min(sum(own.behind_its_work_ns for own, _ in steps[at].values()) for at in usual)
     if longest_ns > EVEN * shortest_ns or least_ns < max(LACKS * shortest_ns, 1):
         return []
     mean_ns = fmean(lengths[at] for at in usual)
     return [at for at, follows in enumerate(followed) if not follows and lengths[at] <= mean_ns]
-
-
-def _behind_its_work_ns(at: StepWindow) -> int:
-    """Return for how long a window lasts after the last span that its step launched."""
-    return max(at.window[1] - at.ended_ns, 0) if at.window is not None and at.ended_ns is not None else 0
 
 
 def _is_shorter_on_half(step: Windows, others: Sequence[Windows]) -> bool:

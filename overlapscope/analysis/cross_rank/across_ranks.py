@@ -1,6 +1,6 @@
 """Analysis across ranks: match the collectives, align the clocks, separate wait time from transfer time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -146,22 +146,12 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
     if not (hosts or matching.uneven or match_pairs(run, Clocks()).pairs):
         rooted = drop_of_several_groups(run, match(run, ROOTED))
         hosts = shared_clocks(run, (*matching.blocks, *rooted.blocks), by_rooted=True)
-    clocks = clock_offsets(matching.blocks, hosts)
     end_together = partial(
         drop_disagreeing,
         one_clock=lambda block: _on_one_host(block.ranks, hosts),
         same_steps=lambda block: _in_same_steps(run, block),
     )
-    checked = end_together(matching, join_by_uneven(clocks, matching.uneven, hosts).spread_ns)
-    if len(checked.blocks) < len(matching.blocks):
-        clocks = clock_offsets(checked.blocks, hosts)
-    steady = remove_clock_steps(checked, clocks, hosts)
-    clock_set = steady is not checked
-    if clock_set:
-        checked = steady
-        clocks = clock_offsets(checked.blocks, hosts)
-    checked, clocks = drop_impossible(run, checked, clocks, lambda each: clock_offsets(each.blocks, hosts))
-    checked = _without_early_leaves(checked, clocks)
+    checked, clocks, clock_set = _checked_on_clocks(run, matching, hosts, end_together)
     joined = join_by_uneven(clocks, checked.uneven, hosts)
     rooted_blocks: tuple[MatchedCalls, ...] = ()
     if not clock_set:
@@ -196,6 +186,26 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
             rank: int(waited_ns.sum()) for rank, (_, waited_ns) in waited_for_unseen(run, splits).items()
         },
     )
+
+
+def _checked_on_clocks(
+    run: Run,
+    matching: Matching,
+    hosts: Mapping[int, str],
+    end_together: Callable[[Matching, Callable[[MatchedCalls], Ints]], Matching],
+) -> tuple[Matching, Clocks, bool]:
+    """Return the matching without calls that clocks contradict, the clocks by the others, and whether a clock was set
+    during the recording."""
+    clocks = clock_offsets(matching.blocks, hosts)
+    checked = end_together(matching, join_by_uneven(clocks, matching.uneven, hosts).spread_ns)
+    if len(checked.blocks) < len(matching.blocks):
+        clocks = clock_offsets(checked.blocks, hosts)
+    steady = remove_clock_steps(checked, clocks, hosts)
+    clock_set = steady is not checked
+    if clock_set:
+        clocks = clock_offsets(steady.blocks, hosts)
+    checked, clocks = drop_impossible(run, steady, clocks, lambda each: clock_offsets(each.blocks, hosts))
+    return _without_early_leaves(checked, clocks), clocks, clock_set
 
 
 def _without_early_leaves(matching: Matching, clocks: Clocks) -> Matching:

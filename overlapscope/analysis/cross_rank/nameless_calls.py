@@ -8,6 +8,7 @@ apart in one group must be so in every other. A cut recording is placed among th
 recorded other steps are compared in the steps that they share.
 """
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
@@ -277,7 +278,8 @@ def _possible(run: Run, tracks: Sequence[_Track], noise_ns: Floats) -> Flags:
     kept: list[int] = []
     for at in np.argsort(np.where(np.isinf(noise_ns), -1.0, noise_ns)[: len(seen)], kind="stable").tolist():
         may[at] = not apart[at, kept].any()
-        kept += [at] * bool(may[at])
+        if may[at]:
+            kept.append(at)
     return may
 
 
@@ -466,18 +468,22 @@ def _reasons(sets: Sequence[_Set], alone: Sequence[_Track]) -> tuple[str, ...]:
     found = []
     cut: dict[int, list[_Track]] = {}
     other: list[_Track] = []
-    longer = {each.first.kind.tobytes(): at for at, each in reversed(list(enumerate(sets)))}
-    having = {key: {rank for each in sets if each.first.kind.tobytes() == key for rank in each.ranks} for key in longer}
+    longer: dict[bytes, int] = {}
+    having: defaultdict[bytes, set[int]] = defaultdict(set)
+    for at, each in reversed(list(enumerate(sets))):
+        key = each.first.kind.tobytes()
+        longer[key] = at
+        having[key].update(each.ranks)
     parts_of: dict[bytes, list[bytes]] = {}
     for track in alone:
         key = track.kind.tobytes()
         if key not in parts_of:
             parts_of[key] = [own for own, at in longer.items() if is_part(track.kind, sets[at].first.kind)]
-        at = next((longer[own] for own in parts_of[key] if _may_lack(track, sets[longer[own]], having[own])), None)
-        if at is None:
+        fits = next((longer[own] for own in parts_of[key] if _may_lack(track, sets[longer[own]], having[own])), None)
+        if fits is None:
             other.append(track)
         else:
-            cut.setdefault(at, []).append(track)
+            cut.setdefault(fits, []).append(track)
     for at, tracks in cut.items():
         of, few = sets[at], tracks[0]
         ranks = sorted({track.rank for track in tracks})

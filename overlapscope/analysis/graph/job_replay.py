@@ -127,7 +127,7 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def unlike(self) -> int:
-        """How many these are."""
+        """Return how many these are."""
         return len(self.unlike_windows)
 
     @property
@@ -193,16 +193,9 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> JobReplay | str:
     """Return the replay of a job's steps, or the reason why its graph may not answer."""
-    ranks, graphs = run.ranks, graphs or BuiltGraphs(run)
-    if not ranks or not all(each.has_device for each in ranks.values()):
-        return NO_DEVICE
-    if not all(each.has_host_events for each in ranks.values()):
-        return NO_HOST_EVENTS
-    unseen = may_not_be_replayed(run, cross_rank.waited_for_unseen_ns)
-    if (why_not := WHY_NOT[UNSEEN] if unseen else graph_too_large(run)) is not None:
+    if (why_not := _lacks(run, cross_rank)) is not None:
         return why_not
-    if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
-        return "no collective that could be matched connects all of its ranks, so their clocks cannot be aligned"
+    ranks, graphs = run.ranks, graphs or BuiltGraphs(run)
     annotated = any(size(each.steps) for each in ranks.values())
     runs: list[StepRun] = []
     replays: list[StepReplay] = []
@@ -227,12 +220,10 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
             why = WHY_NOT[others[0] if others else REPLAY]
             continue
         links = links_of(graph, binding_edges(graph))
-        length_ns = np.array([each.length_ns(time) for each in holds])
-        middle = float(np.median(length_ns))
-        like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
-        left_out = [each for each, kept in zip(holds, like.tolist(), strict=True) if not kept]
+        middle = float(np.median([each.length_ns(time) for each in holds]))
+        left_out = [each for each in holds if not _is_like(each.length_ns(time), middle)]
         unlike += [(int(time[each.start].min()), int(time[each.end].max())) for each in left_out]
-        holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
+        holds = [each for each in holds if _is_like(each.length_ns(time), middle)]
         cut = _cut_short(graph, holds)
         cut_short += len(cut)
         whole_steps = [each for each in holds if each.step not in cut]
@@ -253,6 +244,26 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         cut_short=cut_short,
         unlike_windows=tuple(unlike),
     )
+
+
+def _lacks(run: Run, cross_rank: CrossRank) -> str | None:
+    """Return what a recording lacks for a replay of its job; None where that is nothing."""
+    ranks = run.ranks
+    if not ranks or not all(each.has_device for each in ranks.values()):
+        return NO_DEVICE
+    if not all(each.has_host_events for each in ranks.values()):
+        return NO_HOST_EVENTS
+    unseen = may_not_be_replayed(run, cross_rank.waited_for_unseen_ns)
+    if (why_not := WHY_NOT[UNSEEN] if unseen else graph_too_large(run)) is not None:
+        return why_not
+    if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
+        return "no collective that could be matched connects all of its ranks, so their clocks cannot be aligned"
+    return None
+
+
+def _is_like(length_ns: int, usual_ns: float) -> bool:
+    """Return whether a step took neither much longer nor much shorter than usual."""
+    return usual_ns <= UNLIKE * length_ns and length_ns <= UNLIKE * usual_ns
 
 
 def _cut_short(graph: Graph, steps: Sequence[Bounds]) -> set[int | None]:

@@ -341,21 +341,14 @@ def _summed(
     without_work: dict[int, int] = {}
     works = np.isin(segments.part, WORK)
     operations: dict[tuple[str, str, bool], tuple[int, int]] = {}
-    stood_still_ns = waited_ns = collected_ns = in_calls_ns = gaps_ns = 0
+    paused_ns, gaps_ns = np.zeros(4, np.int64), 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
         without_work[rank] = int(length[own & ~works].sum())
         gaps_ns += _beside_work_ns(run.ranks[rank], take(segments, own & (segments.part == IDLE)), clocks)
         if rank in pauses:
-            computes = own & (segments.part == COMPUTE)
-            edges = [clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns)]
-            stood_still_ns += _within(pauses[rank].stood_still, *edges)
-            waited_ns += _within(pauses[rank].waited_for_core, *edges)
-            collected_ns += _within(pauses[rank].collected, *edges)
-            communicates = own & np.isin(segments.part, (MATCHED, UNMATCHED, ENDED_LATE))
-            edges = [clocks.own_ns(rank, edge[communicates]) for edge in (segments.start_ns, segments.end_ns)]
-            in_calls_ns += _within(pauses[rank].in_calls, *edges)
+            paused_ns += _paused_ns(pauses[rank], take(segments, own), rank, clocks)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names, named = run.ranks[rank].names, take(segments, own)
         for (at, code, inside), ns, count in _totals(*_in_operations(run.ranks[rank], named, clocks, pieces)):
@@ -364,8 +357,7 @@ def _summed(
             operations[key] = before[0] + ns, before[1] + count
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
     parts = {part: int(length[segments.part == at].sum()) for at, part in enumerate(PARTS)}
-    # Of the ways along ties each has as much of late ends as the one that is shown: what is known of no other.
-    apart_ns = {PARTS[MATCHED]: parts[PARTS[ENDED_LATE]]}
+    stood_still_ns, waited_ns, collected_ns, in_calls_ns = paused_ns.tolist()
     return StepPath(
         step=path.step,
         rank=path.rank,
@@ -376,14 +368,7 @@ def _summed(
             PathOperation(part=part, name=name, ns=ns, count=count, inside=inside)
             for (part, name, inside), (ns, count) in most
         ],
-        # What a node waited for may be recorded later than the node: back in time, which is nobody's time.
-        bands={
-            part: (
-                max(min(least - apart_ns.get(part, 0), parts[part]), 0),
-                min(max(most - apart_ns.get(part, 0), parts[part]), path.end_ns - path.start_ns),
-            )
-            for part, (least, most) in path.bands.items()
-        },
+        bands=_bands(path, parts),
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
         without_work_ns={str(rank): total for rank, total in sorted(without_work.items()) if total},
         stood_still_ns=stood_still_ns,
@@ -392,6 +377,33 @@ def _summed(
         computed_in_calls_ns=in_calls_ns,
         gaps_beside_work_ns=gaps_ns,
     )
+
+
+def _bands(path: FollowedPath, parts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the least and the most of each part of a path over all ways along ties; the path that is shown is one."""
+    # Each of them has as much of late ends as the one that is shown: what is known of no other.
+    apart_ns = {PARTS[MATCHED]: parts[PARTS[ENDED_LATE]]}
+    # What a node waited for may be recorded later than the node: back in time, which is nobody's time.
+    return {
+        part: (
+            max(min(least - apart_ns.get(part, 0), parts[part]), 0),
+            min(max(most - apart_ns.get(part, 0), parts[part]), path.end_ns - path.start_ns),
+        )
+        for part, (least, most) in path.bands.items()
+    }
+
+
+def _paused_ns(found: HostPauses, segments: Segments, rank: int, clocks: Clocks) -> Ints:
+    """Return for how long a host stood still, waited for a core and collected garbage in the compute of these segments
+    of its rank, and computed in their calls."""
+
+    def edges(parts: Sequence[int]) -> list[Ints]:
+        chosen = np.isin(segments.part, parts)
+        return [clocks.own_ns(rank, edge[chosen]) for edge in (segments.start_ns, segments.end_ns)]
+
+    compute, calls = edges((COMPUTE,)), edges((MATCHED, UNMATCHED, ENDED_LATE))
+    in_compute = [_within(each, *compute) for each in (found.stood_still, found.waited_for_core, found.collected)]
+    return np.array([*in_compute, _within(found.in_calls, *calls)], np.int64)
 
 
 def _beside_work_ns(timeline: RankTimeline, segments: Segments, clocks: Clocks) -> int:

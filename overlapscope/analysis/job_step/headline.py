@@ -54,6 +54,13 @@ ONE_EVENT: Final = 0.4
 """Two long steps in a row are one exception if ranks lack this share of what both take longer: a rank pauses in the
 first, and in the second the others wait for it, in the same time. Each rank then lacks one of the two: half. A choice:
 steps of ranks may begin apart besides."""
+FAR_IN_CALLS: Final = 2.0
+"""A step communicates unusually, though it is as long as the others, if it does for so many times as long as the median
+step, or so many times less: as the first one recorded, whose calls began before the recording. A choice: waits vary."""
+WORTH_IN_CALLS: Final = 0.02
+"""Least share of a step that the median one communicates. A choice: of less it does not matter which step is shown."""
+MOST_FAR: Final = 0.5
+"""Where as large a share of the steps or more is far from the median, none is usual."""
 
 
 class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -160,6 +167,19 @@ def few_communicate(head: Headline) -> FewSteps | None:
 def quiet_steps(head: Headline) -> frozenset[int]:
     """Return the steps that communicate next to nothing, where `few_communicate` returns means."""
     return frozenset(each.step for each in _by_kind(head)[0] if each.step is not None)
+
+
+def unusual_in_calls(head: Headline) -> frozenset[int]:
+    """Return the steps that communicate, exposed or overlapped, for far longer or shorter than the median one, where
+    most do not: they stand for no other step, whatever their length."""
+    known = {each.step: each.exposed_comm_ns + each.overlapped_ns for each in head.job_steps if each.step is not None}
+    if not known:
+        return frozenset()
+    usual_ns = float(np.median(list(known.values())))
+    if usual_ns < WORTH_IN_CALLS * float(np.median([each.step_ns for each in head.job_steps])):
+        return frozenset()
+    far = {step for step, ns in known.items() if not usual_ns <= FAR_IN_CALLS * ns <= FAR_IN_CALLS**2 * usual_ns}
+    return frozenset(far) if len(far) < MOST_FAR * len(known) else frozenset()
 
 
 def left_out(head: Headline) -> frozenset[int]:

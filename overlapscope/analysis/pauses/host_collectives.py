@@ -88,7 +88,7 @@ def _once(rows: HostSpans) -> HostSpans:
     return take(rows, ~again)
 
 
-def that_hold_host(timeline: RankTimeline, mine: HostSpans) -> HostSpans:
+def times_in_host_collectives(timeline: RankTimeline, mine: HostSpans) -> HostSpans:
     """Return the times, of 0.2 ms or more, in which the host is in such a collective; `mine` are the host spans of the
     threads that make the step (`acting`), by thread.
 
@@ -121,7 +121,7 @@ def collectives_on_hosts(
     run: Run, coverage: Mapping[int, Coverage], windows: Mapping[int, Sequence[StepWindow]], step_ns: float | None
 ) -> list[Finding]:
     """Return at most one finding: which collectives ran on the hosts of devices, and what they take of a step, in the
-    mean over ranks; a warning where it is much, or where nothing communicates on a device."""
+    mean over the ranks that have such; a warning where they take WORTH of it beside no compute."""
     found = {
         rank: taken
         for rank, timeline in run.ranks.items()
@@ -131,7 +131,8 @@ def collectives_on_hosts(
         return []
     took_ns, alone_ns = (fmean(getattr(each, name) for each in found.values()) for name in ("took_ns", "alone_ns"))
     on_devices = any(coverage[rank].comm.starts.size for rank in run.ranks)
-    per = "step" if any(each.window is not None for rank in found for each in windows[rank]) else "recording"
+    whole = any(each.complete and each.window is not None for rank in found for each in windows[rank])
+    per = "step" if whole else "recording"
     calls = round(fmean(each.calls for each in found.values()))
     names = sorted({name for each in found.values() for name in each.names})
     copies = all(each.copies for each in found.values())

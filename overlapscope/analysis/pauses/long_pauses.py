@@ -15,7 +15,7 @@ from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.analysis.graph.idle import LONG_PAUSE_NS
-from overlapscope.analysis.pauses.host_collectives import that_hold_host
+from overlapscope.analysis.pauses.host_collectives import times_in_host_collectives
 from overlapscope.analysis.stragglers.shared_cores import HostTimes
 from overlapscope.timeline.columns import NONE, OPERATION, OVERHEAD, RUNTIME, Flags, HostSpans, Ints, size, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
@@ -75,7 +75,7 @@ def long_pauses(timeline: RankTimeline, times: HostTimes | None, idle: Intervals
     mine = acting(timeline, host)
     moments = unique(np.concatenate([mine.start_ns, mine.end_ns]))
     quiet = _without_waits(_longest(moments[:-1], moments[1:]), times)
-    held = that_hold_host(timeline, mine)
+    held = times_in_host_collectives(timeline, mine)
     talking = (held.start_ns, held.end_ns)
     quiet = difference(quiet, union(times.waiting, times.fetching, _long_leaves(host), _collecting(timeline), talking))
     start, end = _longest(*quiet)

@@ -40,6 +40,11 @@ class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
     unmarked_follows: bool = False
     """Whether the window ends where a step begins that no mark shows."""
 
+    @property
+    def behind_its_work_ns(self) -> int:
+        """Return for how long the window lasts after the last span that its step launched; 0 where that is unknown."""
+        return max(self.window[1] - self.ended_ns, 0) if self.window is not None and self.ended_ns is not None else 0
+
 
 def step_windows(timeline: RankTimeline) -> list[StepWindow]:
     """Return every annotated step in order of time, including incomplete ones."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.stragglers.onset import MOST_PEERS
-from overlapscope.timeline.columns import COMPUTE, NONE
+from overlapscope.timeline.columns import COMPUTE
 from overlapscope.timeline.run import RankTimeline, Run
 
 EXPLAINS: Final = 0.5
@@ -57,12 +57,9 @@ def _sums(timeline: RankTimeline) -> dict[str, tuple[int, float, float]]:
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.name >= 0))
     codes, place, counts = np.unique(spans.name[rows], return_inverse=True, return_counts=True)
-    blocks = spans.blocks[rows].astype(np.float64)
+    blocks = spans.blocks[rows]
     known = np.bincount(place, blocks > 0, codes.size) == counts
-    took, sizes = (
-        np.bincount(place, each, codes.size)
-        for each in ((spans.end_ns - spans.start_ns)[rows], np.where(spans.blocks[rows] == NONE, 0, blocks))
-    )
+    took, sizes = (np.bincount(place, each, codes.size) for each in ((spans.end_ns - spans.start_ns)[rows], blocks))
     return {
         timeline.names[code]: (int(counts[at]), float(took[at]), float(sizes[at]))
         for at, code in enumerate(codes.tolist())

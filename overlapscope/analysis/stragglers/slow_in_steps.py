@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
+from overlapscope.analysis.stragglers.onset import MOST_PEERS
+from overlapscope.analysis.stragglers.step_kernels import ALL_KINDS, SLOWER_TOO
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Floats
 from overlapscope.timeline.rows import split_by
 from overlapscope.timeline.run import RankTimeline, Run
@@ -31,18 +33,10 @@ LONGER: Final = 1.1
 AS_USUAL: Final = 1.05
 """It is as fast as its peers in its other steps up to this factor, in the median: that from which a rank is said to
 compute longer in a whole recording."""
-SLOWER_TOO: Final = 0.5
-"""A kernel is slower as all are if it takes longer by this share of what all do. A choice: those that wait for memory
-slow down less with a lower clock."""
-EVEN: Final = 0.85
-"""Kernels with this share of the time are slower so; with less the work may differ, as attention does on longer
-documents."""
 FEWEST: Final = 2
 """Slow steps: a single one is an event, which is named as an odd step."""
 FEWEST_KERNELS: Final = 3
 """In a step: of one or two a common factor says nothing."""
-MOST_PEERS: Final = 8
-"""Peers whose kernels are read."""
 _Work = tuple[tuple[str, int], ...]
 """Name and blocks of each kernel of a step, by name, then by start."""
 
@@ -102,7 +96,7 @@ def _is_even(step: _Step, usual: Floats) -> bool:
     changes, among them."""
     slower = step.taken_ns >= (1 + SLOWER_TOO * (_times(step, usual) - 1)) * usual
     parts = [np.ones(usual.size, np.bool_), step.optimizes]
-    return all(float(usual[part & slower].sum()) >= EVEN * float(usual[part].sum()) for part in parts)
+    return all(float(usual[part & slower].sum()) >= ALL_KINDS * float(usual[part].sum()) for part in parts)
 
 
 def _steps(timeline: RankTimeline) -> dict[int, _Step]:

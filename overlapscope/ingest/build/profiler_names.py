@@ -5,6 +5,7 @@ from typing import Final
 
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.timeline.columns import ANNOTATION, OPERATION
+from overlapscope.timeline.message_groups import PLACES
 
 NUM_SORTS: Final = 8
 DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW, COST, SYNC, FRAME = range(NUM_SORTS)
@@ -55,7 +56,7 @@ COMM_MARK: Final = re.compile(r"^overlapscope\.comm:(?P<name>.*)$", re.DOTALL)
 OLD_ANNOTATION: Final = re.compile(
     r"^(?:ProfilerStep#|overlapscope\.(?:step#|comm:)|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
     r"|^(?:nn\.Module:|\[pl\]|## )"
-    r"|^[a-z]*ccl:(?:send|recv) \d{1,9}(?:->|<-)\d{1,9}$"
+    rf"|{PLACES.pattern}"
 )
 """Ranges that torch 1.8 files under `Operator` although they are annotations."""
 WINDOW_MARKS: Final = ("Iteration Start", "Record Window End")

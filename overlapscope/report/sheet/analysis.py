@@ -7,6 +7,7 @@ from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.model import Sheet, Table
@@ -83,9 +84,14 @@ def _of_analysis(analysis: Analysis) -> Sheet:
 
 def _rank_table(analysis: Analysis) -> Table:
     columns = [each for each in COLUMNS if each.in_report]
-    rows = [(rank_label(info), *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]]
+    of_mean = kinds_of_steps(analysis) is not None
+    rows = [
+        (rank_label(info), *(each.cell_of_rank(info, of_mean=of_mean) for each in columns))
+        for info in analysis.ranks[:MAX_RANKS]
+    ]
     of_steps = any(map(complete_steps, analysis.ranks))
-    note = "Medians over complete steps; columns need not add up." if of_steps else "Whole recordings."
+    typical = "Means over complete steps." if of_mean else "Medians over complete steps; columns need not add up."
+    note = typical if of_steps else "Whole recordings."
     if len(analysis.ranks) > MAX_RANKS:
         note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"
     head = ("ms a step" if of_steps else "ms", *(each.label for each in columns))

@@ -31,6 +31,7 @@ from overlapscope.analysis.result import (
     without_outliers,
 )
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
+from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.display import list_some
 from overlapscope.report.formatting import (
     EXPLAIN,
@@ -50,7 +51,7 @@ from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.critical_path import critical_path_text, longest_loss_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.dry_step import UNTIMED
-from overlapscope.report.text.exposed_causes import MEANS_FROM, WORTH_NAMING, exposed_causes_text, kinds_of_steps
+from overlapscope.report.text.exposed_causes import MEANS_FROM, WORTH_NAMING, exposed_causes_text
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
@@ -475,8 +476,9 @@ def _of_pace(analysis: Analysis) -> str:
     """Return the share of time that is exposed, which GPU-hours are of, where that of the job's steps, which are longer
     than its pace, is another one."""
     head, cost = analysis.headline, analysis.throughput
-    known = cost is not None and cost.exposed_gpu_hours_a_day is not None
-    if not known or cost is None or cost.exposed_fraction is None or head.exposed_comm_ns is None:
+    if cost is None or cost.exposed_gpu_hours_a_day is None:
+        return ""
+    if cost.exposed_fraction is None or head.exposed_comm_ns is None:
         return ""
     apart = abs(cost.exposed_fraction - head.exposed_comm_ns / max(head.step_ns or 0, 1)) >= LEAST_APART
     return f", and {percent(cost.exposed_fraction)} of the time is exposed" if apart else ""

@@ -10,6 +10,8 @@ from overlapscope.analysis.graph.model import KNOWN, ORDER
 from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, short
 
 LONGEST_NAME: Final = 36
+LONGEST_CALL: Final = 40
+"""Characters of a call's name in a list of moments."""
 MOST_FRAMES: Final = 30
 LONGEST_FRAME: Final = 110
 WORTH: Final = (
@@ -98,10 +100,6 @@ def slack_words(found: Chain) -> str:
 
 def _explained_name(found: Chain) -> str:
     return f"{found.explains.kind} {_named(found.explains.name, found.explains.op)}"
-
-
-LONGEST_CALL: Final = 40
-"""Characters of a call's name in a list of moments."""
 
 
 def moments_text(moments: Sequence[Moment], given: str) -> str:

@@ -290,7 +290,8 @@ def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
     listed = {rank.rank: rank.blame_ns for rank in analysis.skew.ranks}
     others = "other recorded ranks" if analysis.run.missing_ranks else "others"
     when = each.alone_in or each.late_in
-    return f"{who} delayed the {others} by {_delay(each, listed)}{when}{_exposed(each, analysis)}; "
+    least = "at least " * (has_unmatched(analysis) and not lacks_members(analysis))
+    return f"{who} delayed the {others} by {least}{_delay(each, listed)}{when}{_exposed(each, analysis)}; "
 
 
 def _exposed(each: Straggler, analysis: Analysis) -> str:
@@ -299,6 +300,8 @@ def _exposed(each: Straggler, analysis: Analysis) -> str:
     known = [figures.causes for figures in others if figures.causes]
     if len(known) < len(others) or len(analysis.skew.stragglers) > 1 or not known or analysis.run.missing_ranks:
         return ""
+    if has_unmatched(analysis):
+        return ""  # what is exposed of waiting in calls that were not matched is not known
     exposed_ns = max(sum(causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for causes in known)
     less = exposed_ns < MOSTLY_EXPOSED * each.blame_ns
     return f", at most {ms(exposed_ns)} ms of it exposed on a rank" if less else ""

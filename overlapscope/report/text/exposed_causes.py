@@ -18,7 +18,6 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
 )
 from overlapscope.analysis.job_step.headline import Headline
-from overlapscope.analysis.job_step.two_kinds import FEWEST, TwoKinds, two_kinds
 from overlapscope.analysis.result import (
     Analysis,
     causes_of_all_steps,
@@ -26,6 +25,7 @@ from overlapscope.analysis.result import (
     usual_causes,
     without_outliers,
 )
+from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
@@ -190,21 +190,6 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         costs = [f"{taken:,.1f}"] if self.hours else []
         costs += [] if self.price is None else [f"{taken * self.price:,.2f}"]
         return [*cells, *([NOT_APPLICABLE] * len(costs) if [*causes] == [START_OF_RECORDING] else costs)]
-
-
-def kinds_of_steps(analysis: Analysis) -> TwoKinds | None:
-    """Return the two kinds of a job's steps, whose means stand for medians; None where the long ones are outliers, and
-    where most ranks have less than FEWEST long ones: a pause of one rank makes two steps of the job long."""
-    kinds = two_kinds(analysis.headline)
-    if kinds is None or without_outliers(analysis) is not None:
-        return None
-    middle_ns, long = (kinds.short_ns + kinds.long_ns) / 2, {*kinds.long}
-    ranks = [info for info in analysis.ranks if info.rank in analysis.headline.ranks]
-    has_several = [
-        sum((each.window_ns or 0) > middle_ns for each in info.steps if each.complete and each.step in long) >= FEWEST
-        for info in ranks
-    ]
-    return kinds if 2 * sum(has_several) > len(ranks) else None
 
 
 def _hides_mean(analysis: Analysis, mean_ns: float) -> bool:

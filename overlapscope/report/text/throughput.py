@@ -90,14 +90,18 @@ def _hours(found: Throughput, head: Headline) -> str:
         )
         if hours is not None
     ]
-    some = found.ranks < (found.devices or 0)
-    alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
+    return f"A day on {_devices(found)}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
+
+
+def _devices(found: Throughput) -> str:
+    """Return how many GPUs GPU-hours are of, and what is taken of those that were not recorded."""
     least = "at least " * found.devices_at_least
+    repeated = ", of the repeated steps alone" * bool(found.repeated)
     if found.roles_differ:
-        least, alike = "the ", f" alone, which differ too much to stand for the others of {least}{found.devices}"
-    gpus = "recorded GPU" if found.roles_differ else "GPU"
-    devices = f"{least}{count(found.paid_devices or 0, gpus)}{', of the repeated steps alone' * bool(found.repeated)}"
-    return f"A day on {devices}{alike}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
+        gpus = f"the {count(found.ranks, 'recorded GPU')} alone{repeated}"
+        return f"{gpus}, which differ too much to stand for the others of {least}{found.devices}"
+    alike = f", if all are as the {count(found.ranks, 'recorded rank')}"
+    return f"{least}{count(found.devices or 0, 'GPU')}{repeated}{alike * (found.ranks < (found.devices or 0))}"
 
 
 def _late(found: Throughput) -> list[tuple[str, float | None, float | None]]:

@@ -88,7 +88,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Share of the time in collectives that is waiting, without late ends: those are replayed as such."""
     waited_for: int | None
     """The rank with most of the blame, where one has by far the most."""
-    left_out: "LeftOut | None" = None
+    left_out: LeftOut | None = None
     """What of the waiting lies in steps that are not replayed, as they took much longer or shorter; None without."""
     notes: tuple[str, ...]
     replay: RunReplay | None = None

@@ -77,8 +77,8 @@ DEFAULTS: Final = ReplayOptions()
 NOT_FASTER: Final = "no setting that was replayed is faster"
 NONE_REPLAYED: Final = "no setting was replayed"
 NOT_ORDERED: Final = (
-    "{settings} could not be replayed: a limit of the replay, which finds no one order of the calls of all ranks then, "
-    "as the job would, and nothing against these settings"
+    "{settings} could not be replayed: a limit of the replay, which finds no order of calls that is the same on all "
+    "ranks, as the job would; it says nothing against these settings"
 )
 MOSTLY_LEFT_OUT: Final = 0.5
 """Where steps that are not replayed hold this share of the waiting, rows say nothing of who causes it. A choice."""

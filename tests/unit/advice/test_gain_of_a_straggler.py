@@ -202,3 +202,7 @@ def test_what_is_not_seen_of_waiting_bounds_the_gain(missing: bool, unmatched: i
     assert (f"at least {least}" in sentence) is (known == "least")
     assert (f"at most {most}" in sentence) is (known == "most")
     assert ("excess" in sentence) is (known != "nothing")
+    less = replace(skew, stragglers=[replace(each, removal_ns=0) for each in skew.stragglers])
+    (delays,) = straggler_sentences(replace(analysis, skew=less, run=job), 1)
+    assert " delayed the others by " in delays
+    assert (" by at least " in delays) is (known == "least")

@@ -15,6 +15,7 @@ from overlapscope.analysis.result import (
     with_costs,
     without_outliers,
 )
+from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.text.analysis import idle_text, render, sentence
 from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
@@ -221,6 +222,16 @@ def test_where_steps_are_of_two_kinds_figures_are_means() -> None:
     assert row.split()[6:] == [
         "25.000", "25.000", row.split()[8], "n/a", "2.000", "125.000", "20.0", "%", "50.0", "%",
     ]  # fmt: skip
+
+
+def test_where_steps_are_of_two_kinds_the_table_of_the_report_has_means() -> None:
+    (table, *_) = sheet_of(of_two_kinds()).tables
+    name, exposed, overlapped, *others = table.rows[0]
+    assert (name, exposed, overlapped, others[-1]) == ("rank 0", "25.000", "25.000", "50.0 %")
+    assert table.note == "Means over complete steps."
+    lengths = (100, 102, 101, 99)
+    (table, *_) = sheet_of(with_lengths(lengths, lengths, lengths)).tables
+    assert table.note == "Medians over complete steps; columns need not add up."
 
 
 def test_steps_of_one_kind_have_medians() -> None:

@@ -217,8 +217,8 @@ def compare_replicas(run: Run, splits: Sequence[Split]) -> list[Finding]:
     which all groups are slower: its link may be so by less than the link of a single group must be.
 
     Only for device runs, as `compare_with_earlier`. It takes two groups of the rank, which differ in their calls. So
-    members that were not recorded are no other explanation: each of these groups would have to wait for one, as long at
-    every call.
+    late members that were not recorded are an unlikely explanation: each of these groups would have to wait for one, as
+    long at every call. Where a group may have such members, the title says so.
     """
     kinds: dict[tuple[Any, ...], list[Split]] = defaultdict(list)
     for each in splits:

@@ -73,7 +73,7 @@ def test_a_rank_that_computes_next_to_nothing_and_has_all_messages_serves_the_ot
     assert found.evidence["rank"] == 0
     assert found.evidence["ranks"] == [2, 3]
     assert (found.evidence["computed_ns"], found.evidence["computed_by_others_ns"]) == (20 * US, 500 * US)
-    assert "stands in them for 0.86 ms, the others for 0.35 ms" in found.title
+    assert "of these 0.86 ms are exposed on it, 0.35 ms on the others" in found.title
     assert "exposed_communication" not in advised(served())
 
 

@@ -177,7 +177,7 @@ def test_a_named_optimizer_updates_parts_and_sends_them(
     found = advised(updated(optimizer=ZERO, sent=sent, phase=phase))
     assert found is not None
     assert "each rank updates a part of the parameters, and broadcasts it" in found.title
-    assert "src=0" not in found.apply["torch"]
+    assert "one rank updates all" not in found.apply["torch"]
     assert found.gain_high_ns == 200 * US
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.compute.unfused_optimizer import AS_BYTES, BY_BYTES, LAUNCHES, NOTHING
+from overlapscope.advice.compute.unfused_optimizer import A_THIRD, AS_BYTES, BY_BYTES, LAUNCHES, NOTHING
 from overlapscope.timeline.columns import COMM, COPY, NONE, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Item, Kernel, Range, Ready, Sent, made
@@ -44,7 +44,7 @@ def test_it_is_named_with_its_kernels_and_what_it_costs() -> None:
     assert found.apply == {"torch": "optimizer = torch.optim.AdamW(..., fused=True)"}
     # A fused one takes a third of it or so, beyond 5 us of each kernel: no bound; and kernels that work are no loss.
     assert found.bound_from == "loss"
-    assert "upper bound" not in found.assumed[0]
+    assert found.assumed == [A_THIRD]
     assert (found.gain_high_ns, found.predicted_gain_ns, found.loss_ns) == (round((60 - 50 / 3) * US), None, None)
     assert found.evidence["optimizer_ns"] == 60 * US
 

@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.copies.copy_rows import copy_rows
-from overlapscope.advice.copies.stream_copies import AWAITED, HOLDS_HOST, ON_STREAM
-from overlapscope.advice.losses.replayed_losses import CHANGES
+from overlapscope.advice.copies.stream_copies import AWAITED, HOLDS_HOST, ON_STREAM, ROWS
+from overlapscope.advice.losses.replayed_losses import instant_copies
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import RUN_COPY
 from overlapscope.timeline.columns import COPY, RUNTIME, HostSpans, make
@@ -137,11 +137,9 @@ def test_a_replay_takes_away_the_copies_that_are_advised_about_and_no_others() -
     names = tuple(PINNED if name in ("k1", "k2") else name for name in plain.names)
     timeline = replace(plain, spans=launched, names=names)
     graph = rank_graph(timeline)
-    copies = np.flatnonzero(graph.edges.kind == RUN_COPY)
-    left = {
-        name: sorted((CHANGES[name](graph, {0: timeline}).lag_ns[copies] // US).tolist())
-        for name in (ON_STREAM, AWAITED)
-    }
+    copies, rows = np.flatnonzero(graph.edges.kind == RUN_COPY), copy_rows(timeline)
+    changes = {name: instant_copies(graph, {0: timeline}, rows={0: ROWS[name](rows)}) for name in (ON_STREAM, AWAITED)}
+    left = {name: sorted((each.lag_ns[copies] // US).tolist()) for name, each in changes.items()}
     assert left == {ON_STREAM: [0, 30], AWAITED: [0, 20]}
 
 

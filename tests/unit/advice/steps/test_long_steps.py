@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.advice.steps.long_steps import _More, _of_calls, _of_part, are_of_pauses
+from overlapscope.advice.steps.long_steps import _More, _of_calls, _of_part, are_of_pauses, take_longer
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation, WithoutOutliers, costly_outliers
@@ -109,6 +109,13 @@ def test_of_several_steps_the_one_is_named_where_most_is_more(more_us: Sequence[
     each = [_More(rank=at % 2, step=LONG + at, ns={"compute_ns": us * US}) for at, us in enumerate(more_us)]
     most = max(each, key=lambda more: more.ns["compute_ns"])
     assert _of_part(given, "compute_ns", most, each)[0] == words
+
+
+def test_a_step_that_only_waits_for_a_long_one_is_none_of_those_that_take_longer() -> None:
+    costly = WithoutOutliers(outliers=[3, 4, 8], step_ns=1, exposed_comm_ns=0, longer_of={8: 600 * US, 3: 1500 * US})
+    assert take_longer(costly) == "steps 3, 8 take together 2.1 ms longer than the others"
+    alone = replace(costly, outliers=[3, 4], longer_of={3: 1500 * US})
+    assert take_longer(alone) == "step 3 takes 1.5 ms longer than the others"
 
 
 def test_a_step_that_does_other_work_is_no_loss() -> None:

@@ -1,12 +1,12 @@
-"""Steps of two kinds, by hand; and what the text says of them."""
+"""Steps of two kinds by their lengths, and single ones that communicate unusually, by hand."""
 
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.job_step.headline import Headline, StepOfJob
-from overlapscope.analysis.job_step.two_kinds import two_kinds, unusual_in_calls
+from overlapscope.analysis.job_step.headline import Headline, StepOfJob, unusual_in_calls
+from overlapscope.analysis.two_kinds import two_kinds
 
 MS = 1_000_000
 

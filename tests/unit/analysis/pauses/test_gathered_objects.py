@@ -75,5 +75,5 @@ def test_gathered_objects_come_first_in_words_and_remedies() -> None:
     assert why.startswith("what it does with Python objects that it probably gathered just before, as all_gather")
     assert why.endswith("; else garbage collection, a logger, a file, a lock or a lost core")
     for recurs in (False, True):
-        torch = _remedies({"objects": True, "own_code": recurs, "may_compile": True})["torch"]
+        torch = _remedies({"objects": True, "own_code": recurs, "may_compile": True}, None, 0)["torch"]
         assert torch.startswith("# if torch.distributed.all_gather_object() comes just before: all_gather() tensors")

@@ -6,7 +6,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
-from overlapscope.analysis.pauses.host_collectives import that_hold_host
+from overlapscope.analysis.pauses.host_collectives import times_in_host_collectives
 from overlapscope.report.text.analysis import render
 from overlapscope.timeline.columns import COPY, HOST, RUNTIME, HostSpans, make
 from overlapscope.timeline.run import RankTimeline, Run
@@ -139,4 +139,4 @@ def test_where_no_thread_is_known_to_make_the_step_only_long_collectives_hold_th
     took_us: int, number: int
 ) -> None:
     timeline = reducing(took_ns=took_us * US, copies=False).ranks[0]
-    assert that_hold_host(timeline, make(HostSpans, 0)).start_ns.size == number
+    assert times_in_host_collectives(timeline, make(HostSpans, 0)).start_ns.size == number

@@ -233,7 +233,7 @@ def test_long_pauses_may_be_compilation_and_most_likely_are_where_all_ranks_paus
     assert _why(long[:1], range(2), _Traits()).endswith("a lost core, or compilation for a new shape")
     assert _why(long, range(3), _Traits()).endswith("a lost core, or compilation for a new shape")
     assert "compilation" not in _why([pause("aten::mm")], range(1), _Traits())
-    assert "TORCH_LOGS=recompiles" in _remedies({"may_compile": True})["torch"]
+    assert "TORCH_LOGS=recompiles" in _remedies({"may_compile": True}, None, 0)["torch"]
     assert "recompiles" not in advice(run(in_turn))["host_pauses"].apply["torch"]
 
 
@@ -296,7 +296,7 @@ def test_what_becomes_of_a_copy_to_the_host_is_looked_for_before_a_collector() -
     job, _ = beside("aten::mm", copies_ms=0.6)
     (found,) = named(job)
     assert found.evidence["copied"]
-    python = _remedies(found.evidence)["python"]
+    python = _remedies(found.evidence, None, 0)["python"]
     assert python.index("images, logs or a checkpoint") < python.index("gc.collect()")
     assert "images" not in advice(run(in_turn))["host_pauses"].apply["python"]
 
@@ -323,4 +323,4 @@ def test_what_is_computed_between_two_copies_belongs_on_the_device() -> None:
     )
     before_copies = _why([pause("aten::mm", "aten::to")], range(1), _Traits(copied_back=True))
     assert before_copies.endswith("copied as much back, or a batch that is fetched, as copies follow")
-    assert ".cpu()" in _remedies({"copied_back": True})["torch"]
+    assert ".cpu()" in _remedies({"copied_back": True}, None, 0)["torch"]

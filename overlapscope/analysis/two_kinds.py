@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
+from overlapscope.analysis.result import Analysis, without_outliers
 
 FEWEST: Final = 2
 """Steps of each kind: a single long one is an outlier."""
@@ -16,14 +17,6 @@ APART: Final = 0.1
 """The shortest long step is longer than the longest short one by this share of it, and by ..."""
 BEYOND_SPREAD: Final = 2
 """... so many times what steps of one kind differ by at most. Choices: steps that vary are of one kind."""
-
-FAR_IN_CALLS: Final = 2.0
-"""A step communicates unusually, though it is as long as the others, if it does for so many times as long as the median
-step, or so many times less: as the first one recorded, whose calls began before the recording. A choice: waits vary."""
-WORTH_IN_CALLS: Final = 0.02
-"""Least share of a step that the median one communicates. A choice: of less it does not matter which step is shown."""
-MOST_FAR: Final = 0.5
-"""Where as large a share of the steps or more is far from the median, none is usual."""
 
 
 class TwoKinds(msgspec.Struct, kw_only=True, frozen=True):
@@ -61,14 +54,16 @@ def two_kinds(head: Headline) -> TwoKinds | None:
     )
 
 
-def unusual_in_calls(head: Headline) -> frozenset[int]:
-    """Return the steps that communicate, exposed or overlapped, for far longer or shorter than the median one, where
-    most do not: they stand for no other step, whatever their length."""
-    known = {each.step: each.exposed_comm_ns + each.overlapped_ns for each in head.job_steps if each.step is not None}
-    if not known:
-        return frozenset()
-    usual_ns = float(np.median(list(known.values())))
-    if usual_ns < WORTH_IN_CALLS * float(np.median([each.step_ns for each in head.job_steps])):
-        return frozenset()
-    far = {step for step, ns in known.items() if not usual_ns <= FAR_IN_CALLS * ns <= FAR_IN_CALLS**2 * usual_ns}
-    return frozenset(far) if len(far) < MOST_FAR * len(known) else frozenset()
+def kinds_of_steps(analysis: Analysis) -> TwoKinds | None:
+    """Return the two kinds of a job's steps, whose means stand for medians; None where the long ones are outliers, and
+    where most ranks have less than FEWEST long ones: a pause of one rank makes two steps of the job long."""
+    kinds = two_kinds(analysis.headline)
+    if kinds is None or without_outliers(analysis) is not None:
+        return None
+    middle_ns, long = (kinds.short_ns + kinds.long_ns) / 2, {*kinds.long}
+    ranks = [info for info in analysis.ranks if info.rank in analysis.headline.ranks]
+    has_several = [
+        sum((each.window_ns or 0) > middle_ns for each in info.steps if each.complete and each.step in long) >= FEWEST
+        for info in ranks
+    ]
+    return kinds if 2 * sum(has_several) > len(ranks) else None
