@@ -165,7 +165,7 @@ def _of_whole_run(summary: CaptureSummary, run: Run, analysis: Analysis) -> Capt
     steps = complete_steps(info) if info is not None else []
     if info is None or not steps:
         return summary
-    figures = rank_figures(info)
+    figures = rank_figures(info, analysis.mean_step)
     return replace(
         summary,
         steps=len(steps),

@@ -38,6 +38,8 @@ WIDTH: Final = 1_100
 """Pixels of the time axis: cells of many spans are that fine."""
 ROW_PIXELS: Final = 30
 MARGIN_PIXELS: Final = 110
+ROUNDING: Final = 1e-6
+"""Relative difference up to which parts add up."""
 LABEL_SHARE: Final = 0.12
 """Room for the words beside the longest bar, as a share of the axis."""
 WATERFALLS: Final = ("part", "cause", "collective")
@@ -95,7 +97,8 @@ def timeline(
 
 
 def step_waterfall(analysis: Analysis) -> go.Figure:
-    """Return a waterfall of a step's parts: medians, with a bar for what they miss of, or exceed, the median step.
+    """Return a waterfall of a step's parts: medians, with a bar for what they miss of, or exceed, the median step; or
+    means, which only miss something where steps overlap.
 
     Raises InputError where the run has no times.
     """
@@ -104,8 +107,8 @@ def step_waterfall(analysis: Analysis) -> go.Figure:
         raise InputError("the run has no times, so there are no parts of a step")
     rows = [(each.name, each.kind, each.ns) for each in parts.segments]
     missed = parts.whole_ns - sum(ns for _, _, ns in rows)
-    if missed:
-        rows.append(("medians do not add up", "idle", missed))
+    if abs(missed) > ROUNDING * parts.whole_ns:
+        rows.append((f"{parts.basis.partition(' ')[0].lower() or 'parts'} do not add up", "idle", missed))
     edges = pairwise(accumulate((ns for _, _, ns in rows), initial=0.0))
     bars = [(name, kind, *edge) for (name, kind, _), edge in zip(rows, edges, strict=True)]
     bars.append((parts.what, "idle", 0.0, parts.whole_ns))

@@ -45,7 +45,7 @@ def overview_html(analysis: Analysis) -> str:
 
 def _overview(analysis: Analysis, parts: StepParts) -> Iterator[str]:
     first, *others = [line for line in text.sentence(analysis).splitlines() if line]
-    others += throughput.lines(analysis.throughput, analysis.headline)
+    others += throughput.lines(analysis.throughput, analysis.headline, analysis.mean_step)
     yield f"<p>{escaped(text.headline(analysis))}</p>"
     yield f'<p class="lead">{escaped(first)}</p>'
     yield from (f"<p>{escaped(each)}</p>" for each in others)

@@ -12,7 +12,7 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.sheet.charts import charts_of
-from overlapscope.report.text.analysis import triggers_text
+from overlapscope.report.text.analysis import recording_lines
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.parts import (
     BarRow,
@@ -54,7 +54,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     """Return the page; a callback adds the recommendations later, because a replay may take a while."""
     analysis = opened.analysis
     figures = view.key_figures(analysis)
-    what = [view.facts(analysis), *triggers_text(analysis)]
+    what = [view.facts(analysis), *recording_lines(analysis)]
     return [
         html.Div([_sentence(opened, view.lead(analysis), "lead"), *(html.P(line, className="note") for line in what)],
                  className="intro"),

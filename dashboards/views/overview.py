@@ -14,15 +14,31 @@ from overlapscope.analysis.common.cause_table import (
     idle_label,
 )
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import Headline, few_communicate
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.result import Analysis, MeanStep
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import few_text, headline, headline_basis, no_communication, sentence, share_text
+from overlapscope.report.text.analysis import (
+    basis_text,
+    copies_text,
+    exposed_most_and_least,
+    first_sentence,
+    further_sentences,
+    headline,
+    headline_basis,
+    idle_text,
+    interference_text,
+    median_text,
+    placed_ns,
+    sentence,
+    share_text,
+)
+from overlapscope.report.text.exposed_causes import largest_cause
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -37,6 +53,8 @@ IDLE: Final = "idle"
 """Name of the part that is all idle time, where its causes are not known."""
 WORK: Final = ("compute", "hidden", "copy")
 """Kinds of parts in which spans run that are not exposed communication."""
+MOSTLY: Final = 0.5
+"""Least share of exposed time that is most of it."""
 MAX_NAMES: Final = 8
 """Most named rows of a table; the rest is summed in one row."""
 
@@ -46,7 +64,7 @@ DIMENSIONS: Final = {DATA: "DP", TENSOR: "TP", PIPELINE: "PP", EXPERT: "EP", CON
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a step, as in the headline: medians, which need not add up to `whole_ns`."""
+    """The parts of a step, as in the headline: medians, which need not add up to `whole_ns`, or means."""
 
     what: str
     """`step`, or `recording` where no step is complete."""
@@ -140,31 +158,33 @@ def parallelism(analysis: Analysis) -> list[str]:
 
 def lead(analysis: Analysis) -> Sentence:
     """Return the first sentence: how much of a step is exposed."""
-    head = analysis.headline
+    head, mean = analysis.headline, analysis.mean_step
     if head.window is None:
         return Sentence(words=(sentence(analysis),))
-    if (few := few_communicate(head)) is not None:
-        return Sentence(words=(few_text(head, few),))
-    if head.exposed_comm_ns is None:
-        return Sentence(words=(no_communication(analysis), Time(head.step_ns), f" {head.window}."))
+    exposed_ns = (mean or head).exposed_comm_ns
+    proofs = _exposed("longest-exposed", "show", "the longest exposed communication") if exposed_ns else ()
+    if mean is not None or exposed_ns is None:
+        return Sentence(words=(first_sentence(analysis),), proofs=proofs)
     return Sentence(
-        words=(Time(head.exposed_comm_ns), " of a ", Time(head.step_ns),
+        words=(Time(exposed_ns), " of a ", Time(head.step_ns),
                f" {head.window} is exposed communication ({share_text(head)}); ",
-               Time(head.overlapped_ns), " more is overlapped with compute."),
-        proofs=_exposed("longest-exposed", "show", "the longest exposed communication") if head.exposed_comm_ns else (),
+               Time(head.overlapped_ns), f" more is overlapped with compute{copies_text(head)}."),
+        proofs=proofs,
     )  # fmt: skip
 
 
 def happened(analysis: Analysis) -> tuple[Sentence, ...]:
     """Return further sentences on what happened: wait and transfer, the ranks, what it costs."""
     head = analysis.headline
-    found = [*_waiting(analysis), *_by_rank(analysis)]
+    found = [*_waiting(analysis)]
     if head.window is not None:
-        further = sentence(analysis).splitlines()[2 if headline_basis(head) else 1 :]
-        found += [Sentence(words=(line,), proofs=lead(analysis).proofs) for line in further]
+        proofs = lead(analysis).proofs
+        found += [Sentence(words=(line,), proofs=proofs) for line in [median_text(analysis)] if line]
+        found += _by_rank(analysis)
+        found += [Sentence(words=(line,), proofs=proofs) for line in further_sentences(analysis)]
     # Its last line says what exposed and idle time cost.
-    rates = [Sentence(words=(line,)) for line in throughput.lines(analysis.throughput, head)]
-    if rates and head.exposed_comm_ns:
+    rates = [Sentence(words=(line,)) for line in throughput.lines(analysis.throughput, head, analysis.mean_step)]
+    if rates and (analysis.mean_step or head).exposed_comm_ns:
         rates[-1] = msgspec.structs.replace(rates[-1], proofs=lead(analysis).proofs)
     found += rates
     return tuple(found)
@@ -172,32 +192,31 @@ def happened(analysis: Analysis) -> tuple[Sentence, ...]:
 
 def why(analysis: Analysis) -> tuple[Sentence, ...]:
     """Return sentences on causes: of exposed and of idle time the largest, and the longest loss."""
-    head, on_cpu = analysis.headline, not analysis.run.has_device
+    main = analysis.mean_step or analysis.headline
     found = []
-    if head.exposed_comm_ns and head.causes:
-        cause = max(head.causes, key=head.causes.__getitem__)
-        label = cause_label(cause, on_cpu=on_cpu)
+    if (largest := largest_cause(analysis)) is not None:
+        most = "Exposed mostly" if largest.share >= MOSTLY else "Largest part of exposed time"
+        mean = ", in the mean step" if largest.of_mean and analysis.mean_step is None else ""
+        cause, what = largest.causes[0], f"the longest: {largest.label}"
         found.append(
-            Sentence(words=("Exposed mostly: ", Time(head.causes[cause]), f" {label}."),
-                     proofs=_exposed(f"longest-{cause}", "show", f"the longest: {label}") if cause in CAUSES else ())
+            Sentence(words=(f"{most}{mean}: ", Time(largest.ns), f" {largest.label}."),
+                     proofs=_exposed(f"longest-{cause}", "show", what) if cause in CAUSES else ())
         )  # fmt: skip
     for each in analysis.skew.stragglers[:1]:
         proofs = _exposed("longest-waiting", "show", "the longest wait for another rank")
         words: Words = (f"Straggler rank {each.rank}: {STRAGGLER_CAUSES[each.held_by]}.",)
         found.append(Sentence(words=words, proofs=proofs))
-    if head.idle_ns:
-        idles = "No work runs for " if on_cpu else "The device is idle for "
-        words = (idles, Time(head.idle_ns), f" of a {head.window}")
-        known = {cause: ns for cause, ns in head.idle_causes.items() if cause != "unknown"}
-        if known:
-            cause = max(known, key=known.__getitem__)
-            words = (*words, ", mostly: ", Time(known[cause]), f" {idle_label(cause, on_cpu=on_cpu)}")
+    if main.idle_ns:
+        idle = idle_text(analysis) or f"Idle {ms(main.idle_ns)} ms a {analysis.headline.window}."
         proofs = _exposed("longest-idle", "show", "the longest time without any work")
-        found.append(Sentence(words=(*words, "."), proofs=proofs))
+        found.append(Sentence(words=(idle,), proofs=proofs))
+    if slowed := interference_text(analysis):
+        proofs = _exposed("longest-hidden", "show", "the longest communication beside compute")
+        found.append(Sentence(words=(slowed,), proofs=proofs))
     loss = analysis.critical_path.longest_loss
     if loss is not None:
         what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute or copies"
-        of_step = "a typical step" if head.steps > 1 else f"step {loss.step}"
+        of_step = "a typical step" if analysis.headline.steps > 1 else f"step {loss.step}"
         whole = "the recording" if loss.step is None else of_step
         place = f"rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         found.append(
@@ -221,11 +240,11 @@ def _exposed(chain: str, words: str, what: str) -> tuple[Evidence, ...]:
 
 def _waiting(analysis: Analysis) -> Iterator[Sentence]:
     """Yield a sentence on exposed time spent waiting for other ranks, and what is left; none without any."""
-    head = analysis.headline
-    waited = sum(head.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
+    main = analysis.mean_step or analysis.headline
+    waited = sum(main.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
     if not waited:
         return
-    rest = (head.exposed_comm_ns or 0) - waited
+    rest = (main.exposed_comm_ns or 0) - waited
     yield Sentence(
         words=(Time(waited), " of it is spent waiting for another rank, ", Time(rest), " for the rest."),
         proofs=_exposed("longest-waiting", "show", "the longest wait for another rank"),
@@ -233,50 +252,70 @@ def _waiting(analysis: Analysis) -> Iterator[Sentence]:
 
 
 def _by_rank(analysis: Analysis) -> Iterator[Sentence]:
-    """Yield a sentence on the most and the least exposed rank, and on what the figures are of; none for one rank."""
-    basis = headline_basis(analysis.headline)
-    ranks = sorted(by_rank(analysis), key=lambda each: -each.ns)
-    if len(ranks) < 2 or not ranks[0].ns:
+    """Yield a sentence on what medians are of, and on the most and the least exposed rank; none for one window."""
+    ends, text = exposed_most_and_least(analysis), basis_text(analysis)
+    if not text:
         return
-    most, least = ranks[0], ranks[-1]
+    (most, most_ns), (least, least_ns) = ends or ((0, 0), (0, 0))
+    if ends is None or not most_ns or ms(most_ns) == ms(least_ns):
+        yield Sentence(words=(text,), proofs=lead(analysis).proofs)
+        return
     proofs = tuple(
-        Evidence(chain=f"longest-exposed-{each.name.removeprefix('rank ')}", words=each.name,
-                 what=f"the longest exposed communication of {each.name}")
-        for each in (most, least) if each.ns
+        Evidence(chain=f"longest-exposed-{rank}", words=f"rank {rank}",
+                 what=f"the longest exposed communication of rank {rank}")
+        for rank, ns in ends if ns
     )  # fmt: skip
     yield Sentence(
-        words=(f"{basis}; most exposed on {most.name} (", Time(most.ns), f"), least on {least.name} (", Time(least.ns),
-               ")."),
+        words=(f"{headline_basis(analysis.headline)}; most exposed on rank {most} (", Time(most_ns),
+               f"), least on rank {least} (", Time(least_ns), ")."),
         proofs=proofs,
     )  # fmt: skip
 
 
 def key_figures(analysis: Analysis) -> list[Figure]:
     """Return the key figures of a step."""
-    head = analysis.headline
+    head, main, cost = analysis.headline, analysis.mean_step or analysis.headline, analysis.throughput
     if head.window is None:
         return []
-    what = head.window
-    return [
-        (what.capitalize(), Time(head.step_ns), (f"median of {count(head.steps, 'step')}",) if head.steps > 1 else ()),
-        ("Exposed", Time(head.exposed_comm_ns), (f"{percent(head.exposed_fraction)} of a {what}",)),
-        ("Overlapped", Time(head.overlapped_ns), (f"{percent(head.overlap_efficiency)} of communication",)),
-        ("Compute only", Time(head.compute_only_ns), (f"{_share(head.compute_only_ns, head)} of a {what}",)),
-        ("Idle", Time(head.idle_ns), (f"{_share(head.idle_ns, head)} of a {what}",)),
+    what, of = head.window, "median" if analysis.mean_step is None else "mean"
+    exposed, idle, late = ("", "", "") if cost is None else (
+        _a_day(cost.exposed_gpu_hours_a_day, cost),
+        _a_day(cost.idle_gpu_hours_a_day, cost),
+        _a_day(cost.late_starts_gpu_hours_a_day, cost),
+    )  # fmt: skip
+    found: list[Figure] = [
+        (what.capitalize(), Time(main.step_ns), (f"{of} of {count(main.steps, 'step')}",) if head.steps > 1 else ()),
+        ("Exposed", Time(main.exposed_comm_ns), (f"{percent(main.exposed_fraction)} of a {what}{exposed}",)),
+        ("Overlapped", Time(main.overlapped_ns), (f"{percent(main.overlap_efficiency)} of communication",)),
+        ("Compute only", Time(main.compute_only_ns), (f"{_share(main.compute_only_ns, main)} of a {what}",)),
+        ("Idle", Time(main.idle_ns), (f"{_share(main.idle_ns, main)} of a {what}{idle}",)),
     ]
+    if cost is not None and cost.late_starts is not None and late:
+        most = f"mean over ranks, most on rank {cost.late_starts.rank}: "
+        found.append(
+            ("Before first kernels", Time(cost.late_starts.mean_ns), (most, Time(cost.late_starts.most_ns), late))
+        )
+    return found
+
+
+def _a_day(hours: float | None, cost: Throughput) -> str:
+    """Return what a loss costs a day, as words behind another figure; empty where that is not known."""
+    rate = cost.price_per_gpu_hour
+    words = throughput.cost_text(hours, None if hours is None or rate is None else hours * rate)
+    return f"; {words}" if words else ""
 
 
 def step(analysis: Analysis) -> StepParts | None:
     """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle by cause, outside; None without
     times."""
-    head = analysis.headline
+    head, main = analysis.headline, analysis.mean_step or analysis.headline
     if head.window is None:
         return None
 
     on_cpu = not analysis.run.has_device
 
     def part(words: str, name: str, kind: str) -> Segment:
-        return Segment(name=words, ns=getattr(head, name) or 0, kind=kind)
+        return Segment(name=words, ns=getattr(main, name) or 0, kind=kind)
 
     segments = [
         part("compute only", "compute_only_ns", "compute"),
@@ -287,7 +326,7 @@ def step(analysis: Analysis) -> StepParts | None:
                 ns=ns,
                 kind=cause if cause in CAUSES else "unknown",
             )
-            for cause, ns in sorted(head.causes.items(), key=lambda each: -each[1])
+            for cause, ns in sorted(main.causes.items(), key=lambda each: -each[1])
         ),
         part("memcpy only", "copy_only_ns", "copy"),
         *(
@@ -296,18 +335,18 @@ def step(analysis: Analysis) -> StepParts | None:
                 ns=ns,
                 kind=f"idle-{cause}" if cause in IDLE_CAUSES else "idle",
             )
-            for cause, ns in sorted(head.idle_causes.items(), key=lambda each: -each[1])
+            for cause, ns in sorted(main.idle_causes.items(), key=lambda each: -each[1])
         ),
-        *([] if head.idle_causes else [part(IDLE, "idle_ns", "idle")]),
+        *([] if main.idle_causes else [part(IDLE, "idle_ns", "idle")]),
         part("start of recording", "start_of_recording_ns", "idle"),
         part("outside the rank's own step", "outside_ns", "idle"),
     ]
     return StepParts(
         what=head.window,
-        whole_ns=head.step_ns or 0,
-        exposed_ns=head.exposed_comm_ns or 0,
+        whole_ns=main.step_ns or 0,
+        exposed_ns=main.exposed_comm_ns or 0,
         segments=tuple(each for each in segments if each.ns > 0),
-        basis=headline_basis(head),
+        basis=headline_basis(head, analysis.mean_step),
     )
 
 
@@ -326,7 +365,7 @@ def by_place(analysis: Analysis) -> tuple[ExposedByPlace, ...]:
     """Return exposed time by dimension, phase and module, without those that are not known."""
     found = []
     for name in PLACES:
-        sums = divided(analysis.headline.exposed_comm_ns or 0, getattr(analysis.exposed_by, name))
+        sums = divided(placed_ns(analysis), getattr(analysis.exposed_by, name))
         if set(sums) - {UNKNOWN}:
             names = {key: f"{DIMENSIONS[key]} ({key})" if key in DIMENSIONS else key for key in sums}
             named = [BarRow(name=names[key], ns=ns, kind="exposed") for key, ns in sums.items()]
@@ -388,11 +427,12 @@ def _range_labels(numbers: Sequence[int], each: int) -> tuple[str, ...]:
 
 
 def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
-    """Return each rank's median exposed time over its complete steps, else that of its recording."""
-    there = set(analysis.headline.ranks)
-    exposed = [(each.rank, rank_figures(each)["exposed_comm_ns"]) for each in analysis.ranks if each.rank in there]
+    """Return each rank's median exposed time over its complete steps, or its mean one where that is the main figure,
+    else that of its recording."""
+    there = [each for each in analysis.ranks if each.rank in {*analysis.headline.ranks}]
+    exposed = [(each.rank, rank_figures(each, analysis.mean_step)["exposed_comm_ns"]) for each in there]
     return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in exposed if ns is not None)
 
 
-def _share(part: float | None, head: Headline) -> str:
-    return percent(part / head.step_ns if part is not None and head.step_ns else None)
+def _share(part: float | None, main: Headline | MeanStep) -> str:
+    return percent(part / main.step_ns if part is not None and main.step_ns else None)

@@ -77,7 +77,7 @@ class MeasuredPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The headline's step or recording: its time, its exposed time, and the worst straggler as text; None where not
+    """The main figure's step or recording: its time, its exposed time, and the worst straggler as text; None where not
     known."""
 
     window: str = "step"
@@ -87,10 +87,10 @@ class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def current_step(analysis: Analysis) -> CurrentStep:
-    """Return the headline of a run."""
-    head = analysis.headline
+    """Return the main figure of a run."""
+    main = analysis.mean_step or analysis.headline
     return CurrentStep(
-        window=head.window or "step", step_ns=head.step_ns, exposed_ns=head.exposed_comm_ns,
+        window=analysis.headline.window or "step", step_ns=main.step_ns, exposed_ns=main.exposed_comm_ns,
         late=" ".join(straggler_sentences(analysis, 1)),
     )  # fmt: skip
 

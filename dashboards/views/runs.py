@@ -14,7 +14,7 @@ from overlapscope.analysis.common.cause_table import (
 )
 from overlapscope.analysis.common.job_identity import identity
 from overlapscope.analysis.job_step.headline import Headline
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, MeanStep
 from overlapscope.display import size_text
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import count, ms, one_row, percent, short, signed_ms, signed_percent
@@ -70,6 +70,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     step_lengths_ns: tuple[int, ...]
     """Of complete steps, in order."""
     steps: int
+    of_mean: bool
+    """Whether times are those of the mean step, not of the median one."""
     ranks: int
     world_size: int | None
     missing: str
@@ -92,16 +94,17 @@ class BaselineVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def summary_of(run: Run, analysis: Analysis) -> RunSummary:
     """Return what a list shows of an analysed run."""
-    head, info = analysis.headline, analysis.run
+    head, info, main = analysis.headline, analysis.run, analysis.mean_step or analysis.headline
     return RunSummary(
         window=head.window,
-        step_ns=head.step_ns,
-        exposed_ns=head.exposed_comm_ns,
-        exposed_fraction=head.exposed_fraction,
-        parts=parts_of(head),
-        loss=largest_loss(head, on_cpu=not info.has_device),
+        step_ns=main.step_ns,
+        exposed_ns=main.exposed_comm_ns,
+        exposed_fraction=main.exposed_fraction,
+        parts=parts_of(main),
+        loss=largest_loss(main, on_cpu=not info.has_device),
         step_lengths_ns=tuple(each.step_ns for each in head.job_steps if each.step is not None),
-        steps=head.steps,
+        steps=main.steps,
+        of_mean=analysis.mean_step is not None,
         ranks=len(info.ranks),
         world_size=info.world_size,
         missing=missing_ranks_text(info.missing_ranks, info.unread_ranks),
@@ -113,41 +116,41 @@ def summary_of(run: Run, analysis: Analysis) -> RunSummary:
     )  # fmt: skip
 
 
-def parts_of(head: Headline) -> tuple[StepPart, ...]:
-    """Return where a step goes, in at most seven parts; medians, which need not add up to the step."""
-    waited = sum(ns for cause, ns in head.causes.items() if cause in WAITS_FOR_ANOTHER_RANK)
+def parts_of(main: Headline | MeanStep) -> tuple[StepPart, ...]:
+    """Return where a step goes, in at most seven parts; medians need not add up to the step."""
+    waited = sum(ns for cause, ns in main.causes.items() if cause in WAITS_FOR_ANOTHER_RANK)
     found = (
-        ("compute only", head.compute_only_ns, "compute"),
-        ("overlapped communication", head.overlapped_ns, "hidden"),
+        ("compute only", main.compute_only_ns, "compute"),
+        ("overlapped communication", main.overlapped_ns, "hidden"),
         ("exposed: wait for another rank", waited, "waiting"),
-        ("exposed: other" if waited else "exposed", (head.exposed_comm_ns or 0) - waited, "exposed"),
-        ("memcpy only", head.copy_only_ns, "copy"),
-        ("idle", head.idle_ns, "idle"),
-        ("outside the rank's own step", (head.outside_ns or 0) + (head.start_of_recording_ns or 0), "idle"),
+        ("exposed: other" if waited else "exposed", (main.exposed_comm_ns or 0) - waited, "exposed"),
+        ("memcpy only", main.copy_only_ns, "copy"),
+        ("idle", main.idle_ns, "idle"),
+        ("outside the rank's own step", (main.outside_ns or 0) + (main.start_of_recording_ns or 0), "idle"),
     )
     return tuple(StepPart(name=name, ns=ns, kind=kind) for name, ns, kind in found if ns)
 
 
-def largest_loss(head: Headline, *, on_cpu: bool) -> Loss | None:
+def largest_loss(main: Headline | MeanStep, *, on_cpu: bool) -> Loss | None:
     """Return the largest loss with its share of a step, by cause where that is known; None where all are small."""
-    idle = () if head.idle_causes else ((head.idle_ns or 0, "idle", "idle", "longest-idle"),)
+    idle = () if main.idle_causes else ((main.idle_ns or 0, "idle", "idle", "longest-idle"),)
     losses = [
         *idle,
-        (head.copy_only_ns or 0, "memcpy alone", "copy", "longest-copy"),
-        (head.outside_ns or 0, "outside the ranks' own steps", "idle", ""),
+        (main.copy_only_ns or 0, "memcpy alone", "copy", "longest-copy"),
+        (main.outside_ns or 0, "outside the ranks' own steps", "idle", ""),
         *((ns, cause_label(cause, on_cpu=on_cpu), cause if cause in CAUSES else "unknown", f"longest-{cause}")
-          for cause, ns in head.causes.items() if cause not in NOBODYS),
+          for cause, ns in main.causes.items() if cause not in NOBODYS),
         *((ns, f"idle: {idle_label(cause, on_cpu=on_cpu)}", f"idle-{cause}" if cause in IDLE_CAUSES else "idle",
            "longest-idle")
-          for cause, ns in head.idle_causes.items() if cause not in NOBODYS),
+          for cause, ns in main.idle_causes.items() if cause not in NOBODYS),
     ]  # fmt: skip
-    if not head.step_ns:
+    if not main.step_ns:
         return None
     ns, label, kind, chain = max(losses)
-    if ns < WORTH_NAMING * head.step_ns:
+    if ns < WORTH_NAMING * main.step_ns:
         return None
     words = "exposed, cause unknown" if label == "unknown" else label
-    return Loss(words=f"{words}: {percent(ns / head.step_ns)}", ns=ns, kind=kind, chain=chain)
+    return Loss(words=f"{words}: {percent(ns / main.step_ns)}", ns=ns, kind=kind, chain=chain)
 
 
 def tags_of(known: Mapping[str, str], *, is_dry: bool) -> tuple[str, ...]:
@@ -227,7 +230,8 @@ def _length_of(summary: RunSummary) -> str:
     """Return what the length of a step is of; empty without times."""
     if summary.window != "step":
         return "whole recording" if summary.window else ""
-    return f"{'median of ' if summary.steps > 1 else ''}{count(summary.steps, 'step')}"
+    of = "mean of " if summary.of_mean else "median of "
+    return f"{of if summary.steps > 1 else ''}{count(summary.steps, 'step')}"
 
 
 def _ranks(summary: RunSummary) -> str:

@@ -13,6 +13,7 @@ from overlapscope.advice.calls.backward_prefetch import backward_prefetch
 from overlapscope.advice.calls.embedding_tail import embedding_tail
 from overlapscope.advice.calls.flatten_gradients import flatten_gradients
 from overlapscope.advice.calls.fsdp_units import fsdp_units
+from overlapscope.advice.calls.longer_on_others import longer_on_others_ns
 from overlapscope.advice.calls.repeated_broadcasts import repeated_broadcasts
 from overlapscope.advice.calls.repeated_reductions import repeated_reductions
 from overlapscope.advice.calls.serving_rank import serving_rank
@@ -32,7 +33,7 @@ from overlapscope.advice.hosts.host_paced import host_paced
 from overlapscope.advice.hosts.pausing_host import pausing_host
 from overlapscope.advice.hosts.slow_host import is_why_late, slow_host
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
-from overlapscope.advice.late_rank import is_of_host_loss, late_rank, one_call, unmatched_share, with_no_setting
+from overlapscope.advice.late_rank import is_of_host_loss, late_rank, one_call, with_no_setting
 from overlapscope.advice.losses.blocked_host import (
     AWAITED_NS,
     allocator_churn,
@@ -208,7 +209,7 @@ def _by_rules(
         lambda: waits_by_step(run, cross_rank.splits, given.windows if given.per == "step" else {}, given.numbers),
         lambda: slower_in_turn(given),
         lambda rank: one_call(run, cross_rank.splits, rank),
-        lambda rank: unmatched_share(run, cross_rank, rank),
+        lambda rank: longer_on_others_ns(given, rank),
     )
     own = {each.id: each for rule in OF_ONE_RANK if (each := rule(given)) is not None}
     if late and (_is_of_pauses(late, own) or is_why_late(own.get("slow_host"), late)):

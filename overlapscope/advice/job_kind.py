@@ -64,6 +64,12 @@ def uses_fsdp1(run: Run) -> bool:
     return any(FSDP1 in name for timeline in run.ranks.values() for name in timeline.names)
 
 
+def uses_rocm(run: Run) -> bool:
+    """Return whether calls of AMD's runtime, or its devices, are seen in a run."""
+    is_amd = str(run.fingerprint.get("device") or "").startswith("AMD ")
+    return is_amd or any(name.startswith("hip") for each in run.ranks.values() for name in each.names)
+
+
 def fitted(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
     """Return recommendations without code for frameworks that the job does not use; that for the ones it is known to
     use comes first.

@@ -11,14 +11,13 @@ from msgspec import to_builtins
 from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.advice.slower_in_turn import SlowerInTurn
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING, WAITS_FOR_LATE_RANK
-from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import Split, StepWaits
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, Recommendation, lateness, waited_for
 from overlapscope.analysis.stragglers.stragglers import REMOVAL_SINCE, REMOVAL_STEP, WEIGHS, WEIGHS_ON_HOST, Straggler
-from overlapscope.analysis.unseen_waits import has_unmatched, lacks_members
+from overlapscope.analysis.unseen_waits import MANY_UNMATCHED, has_unmatched, lacks_members
 from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import PIPELINE
@@ -58,14 +57,14 @@ NO_SETTING: Final = "no setting of communication shortens"
 BY_COMPUTE: Final = ("more_work", "slower_compute", "longer_compute")
 """Causes of a late rank, by `held_by`, of which it is certain: fewer or larger calls may relieve a host that is
 late."""
-MANY_UNMATCHED: Final = 0.05
-"""Where more than this share of a straggler's calls is not matched, what others waited for it in all is not known. A
-choice."""
 NOT_COUNTED: Final = "that nobody waits for it in calls that were not matched: these are not counted"
 LONGEST_WAITS: Final = "overlapscope explain RUN  # the longest waits"
 OWN_IDLE_NS: Final = "own_idle_ns"
 """In the evidence: what of the loss is not waiting, but what a straggler idles longer than others, as its host started
 nothing: they wait for that."""
+IN_OTHERS_NS: Final = "in_others_ns"
+"""In the evidence: what of the loss is exposed in calls without a match, which last longer on others than on a
+straggler, so that they wait for it there, too."""
 LONGER_COMPUTE_NS: Final = "longer_compute_ns"
 """In the evidence: what ranks, in turn, compute longer than the mean, where other members of their groups were not
 recorded. All wait for that, whoever comes last."""
@@ -166,7 +165,7 @@ def late_rank(
     by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {},
     slower: Callable[[], SlowerInTurn | None] = lambda: None,
     longest: Callable[[int], OneCall | None] = lambda _: None,
-    unmatched: Callable[[int], float] = lambda _: 0.0,
+    longer_on_others: Callable[[int], float] = lambda _: 0.0,
 ) -> Recommendation | None:
     """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
 
@@ -174,7 +173,8 @@ def late_rank(
     recording would be shorter by much without the excess of the straggler. Without a straggler a step with most of the
     waiting is left out: it was one event. `by_step` returns the waits of each step, `slower` which rank computed longer
     in each, if that explains them, `longest` the call that has most of what a rank came last by: such an event, too,
-    where steps are too few to leave one out, `unmatched` which share of a rank's calls has no match.
+    where steps are too few to leave one out, `longer_on_others` for how long of a step others wait for a rank in calls
+    without a match, which last longer on them than on it.
     """
     found = _Waiting.of(analysis)
     straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
@@ -193,8 +193,11 @@ def late_rank(
     few = few and analysis.headline.steps < LEAST_STEPS and lateness(found.blame_ns, analysis) == "not_known"
     once = longest(max(found.blame_ns, key=found.blame_ns.__getitem__)) if few else None
     alone = _named_alone(found, straggler, analysis) if in_turn is None and once is None else None
-    missing = 0.0 if alone is None else unmatched(alone)
-    return _recommended(analysis, found, straggler, in_turn, once, None if missing > MANY_UNMATCHED else alone, missing)
+    missing = next((each.unmatched_share or 0.0 for each in analysis.skew.ranks if each.rank == alone), 0.0)
+    named = alone if missing <= MANY_UNMATCHED else None
+    others = straggler is not None and has_unmatched(analysis, [straggler.rank])
+    others_ns = longer_on_others(straggler.rank) if straggler is not None and others else 0.0
+    return _recommended(analysis, found, straggler, in_turn, once, named, missing, round(others_ns))
 
 
 def is_of_host_loss(late: Recommendation, found: Container[str], given: RuleInput) -> bool:
@@ -231,19 +234,6 @@ def one_call(run: Run, splits: Sequence[Split], rank: int) -> OneCall | None:
     )  # fmt: skip
 
 
-def unmatched_share(run: Run, cross_rank: CrossRank, rank: int) -> float:
-    """Return which share of a rank's timed calls is matched with none of another rank."""
-    calls = run.ranks[rank].collectives
-    blocks = [each for each in (*cross_rank.matching.blocks, *cross_rank.matching.uneven) if rank in each.ranks]
-    matched = [each.rows[each.ranks.index(rank)] for each in blocks]
-    matched += [each.send_rows for each in cross_rank.pairs.pairs if each.sender == rank]
-    matched += [each.recv_rows for each in cross_rank.pairs.pairs if each.receiver == rank]
-    unmatched = calls.end_ns != NONE
-    timed = int(unmatched.sum())
-    unmatched[np.concatenate([*matched, np.array([], np.int64)])] = False
-    return int(unmatched.sum()) / max(timed, 1)
-
-
 def _of_stages(rows: Sequence[CollectiveRow]) -> bool:
     """Return whether calls are of a pipeline, or messages between ranks make most of the exposed time, as in one."""
     messages_ns = sum(row.exposed_ns or 0 for row in rows if row.op in POINT_TO_POINT)
@@ -263,21 +253,25 @@ def _recommended(
     once: OneCall | None,
     alone: int | None,
     unmatched: float,
+    others_ns: int,
 ) -> Recommendation:
     """Return the recommendation; `alone` is the rank without whose delays no more is gained than these, `unmatched` the
-    share of the calls of the named one without a match."""
+    share of the calls of the named one without a match, `others_ns` what of a step is waited for it in such calls."""
     head = analysis.headline
     steps = max(head.steps, 1) if _window(analysis) == "step" else 1
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     replayed, per = _removal(straggler, _window(analysis))
     at_most_ns = _delayed_ns(alone, analysis)
-    gain_ns, low_ns, high_ns = _gain(replayed, at_most_ns, analysis)
+    late = [] if straggler is None else [straggler.rank, *straggler.late_with]
+    gain_ns, low_ns, high_ns = _gain(replayed, at_most_ns, analysis, late)
     own_idle_ns = _own_idle_ns(straggler, analysis)
-    waits_ns = _known_wait_ns(analysis) if own_idle_ns and head.exposed_wait_ns is None else head.exposed_wait_ns
+    known_ns = _known_wait_ns(analysis) + others_ns
+    waits_ns = known_ns if (own_idle_ns or others_ns) and head.exposed_wait_ns is None else head.exposed_wait_ns
+    of_window = steps if per == "recording" else 1
     is_whole = len(analysis.run.ranks) == analysis.run.world_size
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, found, analysis, in_turn, once),
+        title=_title(straggler, rank, found, analysis, in_turn, once, others_ns),
         verdict="look",
         predicted_gain_ns=gain_ns,
         gain_low_ns=low_ns if in_turn is None else 0,
@@ -290,7 +284,7 @@ def _recommended(
         else {"look": f"{LONGEST_WAITS}; what the host of rank {once.rank} did before that call"},
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per=per,
-        loss_ns=None if waits_ns is None else (waits_ns + own_idle_ns) * (steps if per == "recording" else 1),
+        loss_ns=None if waits_ns is None else (waits_ns + own_idle_ns) * of_window,
         evidence={
             "rank": rank,
             "waited_ns": found.wait_ns,
@@ -300,7 +294,8 @@ def _recommended(
             "late_with": straggler.late_with if straggler else [],
             "removal_ns": straggler.removal_ns if straggler else None,
         }
-        | ({OWN_IDLE_NS: own_idle_ns * (steps if per == "recording" else 1)} if own_idle_ns else {})
+        | ({OWN_IDLE_NS: own_idle_ns * of_window} if own_idle_ns else {})
+        | ({IN_OTHERS_NS: others_ns * of_window} if others_ns else {})
         | ({} if once is None else {"one_call": to_builtins(once)})
         | ({} if in_turn is None or is_whole else {LONGER_COMPUTE_NS: round(in_turn.evened_ns)}),
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
@@ -313,13 +308,13 @@ def _recommended(
 
 
 def _gain(
-    replayed: tuple[int, int, int] | None, at_most_ns: int | None, analysis: Analysis
+    replayed: tuple[int, int, int] | None, at_most_ns: int | None, analysis: Analysis, late: Sequence[int]
 ) -> tuple[int | None, int | None, int | None]:
-    """Return what a recommendation gains, in ns, with its range, of what a replay gains; without one at most
-    `at_most_ns`."""
+    """Return what a recommendation gains, in ns, with its range, of what a replay gains without the excess of `late`
+    ranks; without a replay at most `at_most_ns`."""
     if replayed is None:
         return None, None if at_most_ns is None else 0, at_most_ns
-    if has_unmatched(analysis):
+    if has_unmatched(analysis, late):
         return None, None, None  # what is waited in calls without a match comes on top
     if lacks_members(analysis):
         return None, 0, replayed[2]  # of members that were not recorded one may be as late
@@ -460,6 +455,7 @@ def _title(
     analysis: Analysis,
     in_turn: SlowerInTurn | None,
     once: OneCall | None,
+    others_ns: int,
 ) -> str:
     waiting, exposed = _waiting_words(found, analysis)
     if once is not None:
@@ -478,7 +474,9 @@ def _title(
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     when = straggler.since or straggler.alone_in or straggler.slow_in or straggler.late_in
     when = when if len(ranks) == 1 else ""
-    return f"Look at {who}{cause}{when}: w{waiting}"
+    head = analysis.headline
+    others = f", and {ms(others_ns)} of a {ms(head.step_ns or 0)} {head.window} in calls without a match"
+    return f"Look at {who}{cause}{when}: w{waiting}{others * bool(others_ns)}"
 
 
 def _waiting_words(found: _Waiting, analysis: Analysis) -> tuple[str, str]:

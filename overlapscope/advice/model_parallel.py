@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.calls.calls_in_flight import in_flight_at_start
 from overlapscope.advice.calls.calls_without_sizes import layers_over_ranks
+from overlapscope.advice.calls.direct_calls import are_direct
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
 from overlapscope.advice.losses.largest_loss import longer_ns_of
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
@@ -236,12 +237,13 @@ def _overlap(exposed_ns: float, ran_ns: float) -> str:
 
 def _serving(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, str]:
     """Return code for a server: its own all-reduce only where calls of a size that this takes, or of an unknown one,
-    are exposed for long enough."""
+    are exposed for long enough, and are not made by such a kernel already."""
     reduces = [row for row in rows if row.op == "all_reduce"]
     small = [row for row in reduces if row.bytes is None or row.bytes < CUSTOM_BYTES]
     custom = "vllm serve ...  # without --disable-custom-all-reduce, which handles calls below 8 MiB without NCCL\n"
     fewer = "# fewer devices a replica where the model fits: more replicas, less communication"
-    return {"serving": (custom if given.is_worth(given.exposed_ns(small)) else "") + fewer}
+    use = given.is_worth(given.exposed_ns(small)) and not are_direct(given, small)
+    return {"serving": custom * use + fewer}
 
 
 def _of_headline(given: RuleInput, rows: Sequence[CollectiveRow]) -> tuple[float, float]:

@@ -172,8 +172,9 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def step_ns(self) -> int:
-        """Duration of a step; 0 without times."""
-        return self.figures.step_ns or 0
+        """Duration of a step, where those of ranks overlap what it takes in the mean; 0 without times."""
+        mean = self.analysis.mean_step if self.per == "step" else None
+        return mean.step_ns if mean is not None and mean.because == "steps_overlap" else self.figures.step_ns or 0
 
     @cached_property
     def steps(self) -> int:
@@ -271,7 +272,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         that were recorded: nothing is known to be free before a rank's first span, or outside its window."""
         figures = self.figures
         parts = (figures.comm_ns, figures.start_of_recording_ns, figures.outside_ns)
-        return max(min(exposed_ns, self.step_ns - sum(each or 0 for each in parts)), 0.0)
+        return max(min(exposed_ns, (figures.step_ns or 0) - sum(each or 0 for each in parts)), 0.0)
 
     def is_usual(self, rank: int) -> Flags:
         """Return which windows of a rank are of steps that the shares of causes are of: no few long ones."""

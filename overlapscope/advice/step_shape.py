@@ -9,18 +9,27 @@ import numpy as np
 from overlapscope.advice.calls.backward_prefetch import gathers_units, prefetches_nothing
 from overlapscope.advice.calls.calls_without_sizes import all_gradients_at_once
 from overlapscope.advice.calls.savings import kept_by_hosts, saved_by_overlap_ns
+from overlapscope.advice.job_kind import uses_rocm
 from overlapscope.advice.last_bucket import last_is_one_gradient
-from overlapscope.advice.losses.exposed_calls import backward_waits_ns, hosts_make_wait
+from overlapscope.advice.losses.gradient_passes import (
+    after_first_gradient_ns,
+    apart_in_passes_ns,
+    are_together,
+    backward_waits_ns,
+    beside_backward_ns,
+    finds_unused_parameters,
+    hosts_make_wait,
+)
 from overlapscope.advice.losses.sharded_optimizer import ALIKE, SCATTER
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.display import size_text
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, size
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, size
 from overlapscope.timeline.dimensions import BACKWARD, DATA
-from overlapscope.timeline.intervals import BusyTime, length, union
+from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import largest_by, values_in
+from overlapscope.timeline.rows import largest_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
 
@@ -50,8 +59,6 @@ LONG_KERNELS: Final = 5
 NEARLY_ALL: Final = 0.9
 MOSTLY_WAITED: Final = 0.5
 """From this share on that hosts wait for, exposed time is mostly theirs. A choice."""
-AT_ONCE: Final = 0.05
-"""Calls of a step whose launches lie within this share of it are launched together. A choice."""
 BOUND: Final = (
     "that all of it can be overlapped, as far as a step has time without communication: the gain is an upper bound"
 )
@@ -106,6 +113,8 @@ def split_all_reduce(given: RuleInput) -> Recommendation | None:
         rows = _few_buckets(given, reduces) or all_gradients_at_once(given)
     exposed = given.exposed_ns(rows)
     at_most = given.besides_ns(min(exposed, saved_by_overlap_ns(given, rows)))
+    if given.is_worth(at_most):
+        at_most = min(at_most, after_first_gradient_ns(given))
     if given.job.serves or not given.is_worth(at_most):
         return None
     waits = any(row.estimate == "upper_bound" for row in rows)
@@ -205,6 +214,10 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         return None  # `backward_prefetch` says why
     if _hosts_wait(given):
         return None  # `blocking_calls` says so
+    if given.run_has_device and used == ["ddp"]:
+        at_most = min(at_most, beside_backward_ns(given))
+        if not given.is_worth(at_most):
+            return None
     waits_ns = backward_waits_ns(given) if given.run_has_device and "ddp" in used and hosts_make_wait(given) else 0.0
     if given.is_worth(waits_ns):
         at_most = min(at_most, waits_ns)
@@ -249,8 +262,7 @@ def _instead(given: RuleInput, used: Sequence[str]) -> dict[str, str]:
     in_units = "fsdp2" in used and gathers_units(given)
     if "fsdp2" in used and not in_units:
         found["fsdp2"] = FSDP_UNITS
-    rocm = any(name.startswith("hip") for timeline in given.run.ranks.values() for name in timeline.names)
-    blocking, queues = ROCM if rocm else CUDA
+    blocking, queues = ROCM if uses_rocm(given.run) else CUDA
     if any(each.blocking for each in shapes):
         found = {"environment": f"unset {blocking}  # a launch lasts until its kernel has ended"} | found
     elif not all(together) and not in_units:
@@ -264,45 +276,22 @@ class _Launches(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool
     """Whether the next launch comes only after the end of nearly each long kernel."""
     together: bool | None
-    """Whether each step launches all its calls at about one time, and one begins as the other ends: a host that is
-    ahead launches them together, whenever their data are ready. None where a step has one, or launches or sizes are
-    not known."""
+    """As `are_together` returns it."""
     alone: bool
-    """Whether steps have large calls, and no step more than one."""
+    """Whether passes have large calls, and none more than one."""
 
 
 def launches_of(timeline: RankTimeline, step_ns: int) -> _Launches:
     """Return what the launches of a rank show of why its communication overlaps nothing, in steps of this length."""
-    spans, calls = timeline.spans, timeline.collectives
+    spans = timeline.spans
     rows = np.flatnonzero((spans.launch_ns != NONE) & np.isin(spans.kind, (COMPUTE, COMM)))
     rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
     long = np.flatnonzero((spans.end_ns - spans.start_ns)[rows[:-1]] >= LONG_NS)
     after = spans.launch_ns[rows[1:]][long] >= spans.end_ns[rows[:-1]][long]
     blocking = long.size >= LONG_KERNELS and bool(np.count_nonzero(after) >= NEARLY_ALL * long.size)
-    own = np.flatnonzero((calls.launch_ns != NONE) & (calls.bytes >= LARGE_BYTES) & (calls.step != NONE))
-    of_steps = [own[calls.step[own] == step] for step in values_in(calls.step[own]).tolist()]
-    apart = [_apart_ns(calls, each) for each in of_steps if each.size > 1]
-    together = max(apart) <= AT_ONCE * step_ns if apart else None
-    return _Launches(blocking=blocking, together=together, alone=bool(of_steps) and not apart)
-
-
-def _apart_ns(calls: Collectives, rows: Ints) -> int:
-    """Return how far the launches of calls lie apart, or for how long none of them runs between, if that is longer and
-    times are known."""
-    launch = calls.launch_ns[rows]
-    timed = rows[(calls.start_ns[rows] != NONE) & (calls.end_ns[rows] != NONE)]
-    start, end = calls.start_ns[timed], calls.end_ns[timed]
-    between = int(end.max() - start.min()) - length(union((start, end))) if timed.size else 0
-    return max(int(launch.max() - launch.min()), between)
-
-
-def finds_unused_parameters(timeline: RankTimeline) -> bool:
-    """Return whether a rank of DDP reduces the map of the parameters it used, as `find_unused_parameters=True` makes
-    it do in each step: int32, after the gradients, in backward (torch/csrc/distributed/c10d/reducer.cpp)."""
-    calls, names = timeline.collectives, timeline.names
-    maps = rows_named(calls.op, names, "all_reduce".__eq__) & rows_named(calls.dtype, names, "int32".__eq__)
-    maps &= rows_named(calls.phase, names, BACKWARD.__eq__)
-    return bool(maps.any())
+    apart = apart_in_passes_ns(timeline)
+    several = any(ns is not None for ns in apart)
+    return _Launches(blocking=blocking, together=are_together(apart, step_ns), alone=bool(apart) and not several)
 
 
 def _one_bucket(given: RuleInput) -> bool:

@@ -23,6 +23,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.job_step.headline import headline, quiet_steps, unusual_in_calls
 from overlapscope.analysis.late_ranks import late_ranks_of, turns_on_cores, waiting_for_turns, without_taking_turns
+from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_figures import each_rank, rank_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
@@ -102,7 +103,7 @@ def _analysis(
     # Of steps of two kinds those are typical that communicate: the others show nothing of what is lost.
     odd = odd.union(quiet_steps(head), unusual_in_calls(head), costs.cut_short)
     path = critical_paths(run, windows, cross_rank, graphs, odd, _pauses(run, alone))
-    return Analysis(
+    return with_mean_step(Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
         run=run_info(run),
         ranks=ranks,
@@ -118,7 +119,7 @@ def _analysis(
         throughput=costs,
         headline=head,
         dry_step=dry_step(run),
-    )
+    ))  # fmt: skip
 
 
 def _of_sampled(cross_rank: CrossRank, alone: Mapping[int, RankSummary]) -> CrossRank:
@@ -137,7 +138,7 @@ def _skew(
     coverage = {rank: own.coverage for rank, own in alone.items()}
     idle_ns = {info.rank: info.whole.idle_ns for info in ranks}
     blame = attribute_blame(late_arrivals(run, cross_rank.splits, coverage))
-    return skew_of(cross_rank, ranks_of_hosts(run), idle_ns, held, in_turn, blame)
+    return skew_of(run, cross_rank, ranks_of_hosts(run), idle_ns, held, in_turn, blame)
 
 
 def _with_late_rank(

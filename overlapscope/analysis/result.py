@@ -31,6 +31,7 @@ from overlapscope.analysis.per_rank.interference import Interference, NoInterfer
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.source_tables import Told
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.analysis.two_kinds import TwoKinds
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 NEARLY_ALL_LATE = 0.9
@@ -175,6 +176,9 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     mean_waited_for_ns: int | None = None
     """The same, but of each call the mean over the other members: for how long one of them waited, as `wait_ns` counts.
     Null in older documents."""
+    unmatched_share: float | None = None
+    """Share of its calls with times that is matched with none of another rank: what is waited in these is in no other
+    figure. Null in older documents."""
     waited_for_unseen_ns: int | None = None
     """At least how long it waited in calls whose last member was not recorded, by tasks of these calls; null where no
     task shows that."""
@@ -282,6 +286,44 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """The settings of the what-if prediction that the gain is from; empty where it is from no such prediction."""
 
 
+Because = Literal["few_communicate", "steps_overlap", "few_lose", "two_kinds"]
+"""Why a median step misleads: at most half of the steps communicate; steps of ranks overlap; some steps lose much, and
+the median one has next to nothing of it; steps are of two kinds by their lengths."""
+
+
+class MeanStep(msgspec.Struct, kw_only=True, frozen=True):
+    """The mean step of a job, which stands before the median one in every output where that misleads.
+
+    Times are means over steps of means over ranks; the parts add up to `step_ns`, unless steps overlap: then it is that
+    of the ranks' own steps, and exposed and idle time are without the start of the recording.
+    """
+
+    because: Because
+    steps: int
+    """Number of steps of the mean: without those that are cut short, unless few communicate. And ..."""
+    numbers: list[int]
+    """... which these are."""
+    step_ns: int
+    exposed_comm_ns: int | None
+    exposed_wait_ns: int | None
+    overlapped_ns: int
+    compute_only_ns: int
+    copy_only_ns: int | None
+    idle_ns: int
+    start_of_recording_ns: int
+    outside_ns: int
+    exposed_fraction: float | None
+    overlap_efficiency: float | None
+    causes: dict[str, int] = {}
+    """`exposed_comm_ns` by cause, divided as the exposed time of all steps, and ..."""
+    idle_causes: dict[str, int] = {}
+    """... `idle_ns` likewise; they add up to it."""
+    lossy: int = 0
+    """Of `few_lose`: how many steps lose more than this one."""
+    kinds: TwoKinds | None = None
+    """The two kinds, where steps are of two, whatever `because` is."""
+
+
 class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
     """The content of `overlapscope.analysis/1`. Times are integer nanoseconds, ratios 0..1, missing is null."""
 
@@ -304,6 +346,9 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """Tokens, samples, FLOPs and GPU-hours; null in documents of versions that did not compute it."""
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
+    mean_step: MeanStep | None = None
+    """The mean step, where every output says it before these medians, as they mislead; null elsewhere, and in older
+    documents."""
     dry_step: DryStep | None = None
     """What a dry run says of the step; null for a recorded run."""
 
@@ -427,7 +472,7 @@ def with_costs(analysis: Analysis) -> Analysis:
         ),
         idle_causes_gpu_hours_a_day=_divided(
             found.idle_gpu_hours_a_day,
-            _idle_causes_of_all_steps(analysis) if whole else {},
+            idle_causes_of_all_steps(analysis) if whole else {},
             head.idle_causes if whole else {},
         ),
     )
@@ -677,7 +722,7 @@ def causes_of_all_steps(analysis: Analysis, left_out: Collection[int] = ()) -> C
     return every if every.total() else Counter()
 
 
-def _idle_causes_of_all_steps(analysis: Analysis) -> Counter[str]:
+def idle_causes_of_all_steps(analysis: Analysis) -> Counter[str]:
     """Return the same of causes of idle time."""
     every, without = Counter[str](), _cut_short(analysis)
     for info in analysis.ranks:

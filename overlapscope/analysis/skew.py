@@ -4,16 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.late_together import came_last_together
+from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_share
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.analysis.result import (
     Skew,
     SkewRank,
 )
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.timeline.run import Run
 
 
 def skew_of(
-    cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
+    run: Run, cross_rank: CrossRank, hosts: Mapping[str, Sequence[int]], idle_ns: Mapping[int, int | None],
     held: Sequence[Straggler], in_turn: list[int], delayed_ns: Mapping[int, int],
 ) -> Skew:  # fmt: skip
     """Return what ranks wait for each other.
@@ -47,6 +49,7 @@ def skew_of(
                 delayed_ns=delayed_ns.get(rank, 0),
                 waited_for_ns=each.waited_for_ns,
                 mean_waited_for_ns=each.mean_waited_for_ns,
+                unmatched_share=unmatched_share(run.ranks[rank], cross_rank.matching, cross_rank.pairs),
                 waited_for_unseen_ns=cross_rank.waited_for_unseen_ns.get(rank),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.job_step.headline import Headline, few_communicate
-from overlapscope.analysis.result import Analysis, without_outliers
 
 FEWEST: Final = 2
 """Steps of each kind: a single long one is an outlier."""
@@ -25,9 +24,9 @@ class TwoKinds(msgspec.Struct, kw_only=True, frozen=True):
     short: list[int]
     """Numbers of the short steps, and ..."""
     long: list[int]
-    short_ns: float
+    short_ns: int
     """... how long one of each kind takes."""
-    long_ns: float
+    long_ns: int
 
 
 def two_kinds(head: Headline) -> TwoKinds | None:
@@ -49,21 +48,6 @@ def two_kinds(head: Headline) -> TwoKinds | None:
     return TwoKinds(
         short=sorted(each.step for each in ordered[:first_long] if each.step is not None),
         long=sorted(each.step for each in ordered[first_long:] if each.step is not None),
-        short_ns=fmean(short.tolist()),
-        long_ns=fmean(long.tolist()),
+        short_ns=round(fmean(short.tolist())),
+        long_ns=round(fmean(long.tolist())),
     )
-
-
-def kinds_of_steps(analysis: Analysis) -> TwoKinds | None:
-    """Return the two kinds of a job's steps, whose means stand for medians; None where the long ones are outliers, and
-    where most ranks have less than FEWEST long ones: a pause of one rank makes two steps of the job long."""
-    kinds = two_kinds(analysis.headline)
-    if kinds is None or without_outliers(analysis) is not None:
-        return None
-    middle_ns, long = (kinds.short_ns + kinds.long_ns) / 2, {*kinds.long}
-    ranks = [info for info in analysis.ranks if info.rank in analysis.headline.ranks]
-    has_several = [
-        sum((each.window_ns or 0) > middle_ns for each in info.steps if each.complete and each.step in long) >= FEWEST
-        for info in ranks
-    ]
-    return kinds if 2 * sum(has_several) > len(ranks) else None

@@ -73,10 +73,12 @@ def print_exposed(trace_path: str) -> None:
 
 
 def _print_exposed(path: Path) -> None:
-    figures = overlapscope.load(path, ranks={path.name: 0}).analysis().headline
+    analysis = overlapscope.load(path, ranks={path.name: 0}).analysis()
+    mean = analysis.mean_step
+    figures, which = mean or analysis.headline, "in the mean " * (mean is not None)
     sys.stdout.write(
-        f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.step_ns)} ms "
-        f"{figures.window or 'recording'} is exposed communication ({percent(figures.exposed_fraction)}), "
+        f"overlapscope: {path.parent.name}, rank 0: {which}{ms(figures.exposed_comm_ns)} ms of a {ms(figures.step_ns)} "
+        f"ms {analysis.headline.window or 'recording'} is exposed communication ({percent(figures.exposed_fraction)}), "
         f"{ms(figures.overlapped_ns)} ms more is overlapped; "
         f"all ranks: overlapscope analyze {shell_words([str(path.parent)])}\n"
     )

@@ -1,4 +1,4 @@
-"""The columns of the table of ranks and steps, and the medians of a rank over its complete steps."""
+"""The columns of the table of ranks and steps, and the medians or means of a rank over its complete steps."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -9,14 +9,17 @@ import msgspec
 
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import RankInfo, StepBreakdown
+from overlapscope.analysis.result import MeanStep, RankInfo, StepBreakdown
 from overlapscope.report.formatting import ms, percent
 
 TIMES: Final = (
     "window_ns", "exposed_comm_ns", "overlapped_ns", "comm_ns", "compute_ns", "compute_only_ns", "copy_only_ns",
     "idle_ns",
 )  # fmt: skip
-RATIOS: Final = ("overlap_efficiency", "exposed_fraction")
+RATIOS: Final = {
+    "overlap_efficiency": ("overlapped_ns", "comm_ns"), "exposed_fraction": ("exposed_comm_ns", "window_ns"),
+}  # fmt: skip
+"""Shares, by the times that they are of."""
 Value = Callable[[Breakdown], float | None]
 """Return one figure of a breakdown: nanoseconds or a ratio, None where it is not known."""
 
@@ -36,20 +39,9 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
         """Return the text of the table's cell."""
         return self.format(self.value(figures))
 
-    def cell_of_rank(self, info: RankInfo, *, of_mean: bool = False) -> str:
-        """Return the text of the median over complete steps, or of their mean; of the whole recording where no step is
-        complete."""
-        return self.cell_of(_windows(info), of_mean=of_mean)
-
     def cell_of(self, windows: Sequence[Breakdown], *, of_mean: bool = False) -> str:
         """Return the text of the median over some windows, or of their mean; shares are of sums then."""
-        if not of_mean:
-            return self.format(_median(windows, self.value))
-        known = [(figure, each) for each in windows if (figure := self.value(each)) is not None]
-        if self.ratio is None or not known:
-            return self.format(fmean(figure for figure, _ in known) if known else None)
-        part, whole = (sum(getattr(each, name) for _, each in known) for name in self.ratio)
-        return self.format(part / whole)
+        return self.format((_mean if of_mean else _median)(windows, self.value, self.ratio))
 
 
 COLUMNS: Final = (
@@ -63,14 +55,14 @@ COLUMNS: Final = (
         label="exposed %",
         value=lambda figures: figures.exposed_fraction if figures.comm_ns else None,
         format=percent,
-        ratio=("exposed_comm_ns", "window_ns"),
+        ratio=RATIOS["exposed_fraction"],
         in_report=False,
     ),
     Column(
         label="overlap %",
         value=attrgetter("overlap_efficiency"),
         format=percent,
-        ratio=("overlapped_ns", "comm_ns"),
+        ratio=RATIOS["overlap_efficiency"],
     ),
 )
 """The columns in their order. To add a column, add an entry here; nothing else changes."""
@@ -81,13 +73,14 @@ def rank_label(info: RankInfo) -> str:
     return f"rank {info.rank}" + (f" ({short(info.host)})" if info.host else "")
 
 
-def rank_figures(info: RankInfo) -> dict[str, float | None]:
-    """Return the figures of a rank by name: medians over its complete steps, else those of its whole recording.
+def rank_figures(info: RankInfo, mean: MeanStep | None = None) -> dict[str, float | None]:
+    """Return the figures of a rank by name: medians over its typical windows, or means where the main figure is the
+    `mean` step.
 
     They are in nanoseconds or ratios; None where a figure was not recorded.
     """
-    windows = _windows(info)
-    return {name: _median(windows, attrgetter(name)) for name in (*TIMES, *RATIOS)}
+    windows, typical = typical_windows(info, mean), _median if mean is None else _mean
+    return {name: typical(windows, attrgetter(name), RATIOS.get(name)) for name in (*TIMES, *RATIOS)}
 
 
 def complete_steps(info: RankInfo) -> list[StepBreakdown]:
@@ -95,14 +88,29 @@ def complete_steps(info: RankInfo) -> list[StepBreakdown]:
     return [each for each in info.steps if each.complete and each.window_ns is not None]
 
 
-def _windows(info: RankInfo) -> list[Breakdown]:
-    return [*complete_steps(info)] or [info.whole]
+def typical_windows(info: RankInfo, mean: MeanStep | None = None) -> Sequence[Breakdown]:
+    """Return what the figures of a rank are of: its complete steps, those of the mean step where that is the main
+    figure; else its whole recording."""
+    steps = complete_steps(info)
+    of_mean = [each for each in steps if mean is not None and each.step in mean.numbers]
+    return of_mean or steps or [info.whole]
 
 
-def _median(windows: Sequence[Breakdown], value: Value) -> float | None:
+def _median(windows: Sequence[Breakdown], value: Value, _: tuple[str, str] | None) -> float | None:
     """Return the median over windows that know the figure; times are whole nanoseconds."""
     known = [figure for each in windows if (figure := value(each)) is not None]
     if not known:
         return None
     middle = median(known)
     return round(middle) if all(isinstance(each, int) for each in known) else middle
+
+
+def _mean(windows: Sequence[Breakdown], value: Value, ratio: tuple[str, str] | None) -> float | None:
+    """Return the mean over windows that know the figure; a share is of the sums of its times (`ratio`)."""
+    known = [(figure, each) for each in windows if (figure := value(each)) is not None]
+    if not known:
+        return None
+    if ratio is None:
+        return round(fmean(figure for figure, _ in known))
+    part, whole = (sum(getattr(each, name) for _, each in known) for name in ratio)
+    return float(part / whole)

@@ -1,6 +1,7 @@
 """Log a run's figures with TensorBoard, wandb or MLflow, each through its own interface.
 
-Each logs one value a step of the job for its length and its parts, in ms, and the headline: medians over the steps.
+Each logs one value a step of the job for its length and its parts, in ms, and the headline: medians over the steps,
+and means where these are the main figure.
 Where a tracker reports about itself to its makers by default, that is off unless the environment says otherwise.
 """
 
@@ -9,8 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from overlapscope.analysis.job_step.headline import PARTS
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.job_step.headline import PARTS, Headline
+from overlapscope.analysis.result import Analysis, MeanStep
 from overlapscope.errors import InputError, UsageError
 
 PREFIX: Final = "overlapscope/"
@@ -28,12 +29,24 @@ def steps(analysis: Analysis) -> dict[int, dict[str, float]]:
 
 
 def totals(analysis: Analysis) -> dict[str, float]:
-    """Return the headline: medians in ms, exposed and idle time also by cause, ratios; without what is not known."""
-    head = analysis.headline
-    found = _in_ms({f"median_{name}": getattr(head, name) for name in ("step_ns", "exposed_wait_ns", *PARTS)})
-    found |= _in_ms({f"exposed_by_cause/{cause}_ns": ns for cause, ns in head.causes.items()})
-    found |= _in_ms({f"idle_by_cause/{cause}_ns": ns for cause, ns in head.idle_causes.items()})
-    ratios = {f"{PREFIX}{name}": getattr(head, name) for name in _RATIOS}
+    """Return the headline: medians in ms, exposed and idle time also by cause, ratios; without what is not known.
+
+    Where the mean step is the main figure, `mean_` stands before its own.
+    """
+    names = ("step_ns", "exposed_wait_ns", *PARTS)
+    mains = {"median_": analysis.headline} | ({} if analysis.mean_step is None else {"mean_": analysis.mean_step})
+    found: dict[str, float] = {}
+    for before, main in mains.items():
+        found |= _in_ms({f"{before}{name}": getattr(main, name) for name in names})
+        found |= _shares(main, before.removeprefix("median_"))
+    return found
+
+
+def _shares(main: Headline | MeanStep, before: str) -> dict[str, float]:
+    """Return exposed and idle time by cause in ms, and ratios."""
+    found = _in_ms({f"{before}exposed_by_cause/{cause}_ns": ns for cause, ns in main.causes.items()})
+    found |= _in_ms({f"{before}idle_by_cause/{cause}_ns": ns for cause, ns in main.idle_causes.items()})
+    ratios = {f"{PREFIX}{before}{name}": getattr(main, name) for name in _RATIOS}
     return found | {name: value for name, value in ratios.items() if value is not None}
 
 

@@ -32,7 +32,7 @@ _LONG: Final = {
     "data": DATA, "tensor": TENSOR, "pipeline": PIPELINE, "pipe": PIPELINE, "expert": EXPERT, "context": CONTEXT,
     "sequence": CONTEXT,
 }  # fmt: skip
-"""Words that name a dimension only in the name of a mesh, or together with `parallel`."""
+"""Words that name a dimension only in the name of a mesh, together with `parallel`, or where nothing else is said."""
 FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+|s+\?+r+")
 """What the first stage of a pipeline sends (s), receives (r) or does both of (?) in a step, in order of time ..."""
 STAGE: Final = re.compile(r"r[rs?]*s")
@@ -42,7 +42,7 @@ STAGE: Final = re.compile(r"r[rs?]*s")
 def dimension_of(text: str | None) -> str | None:
     """Return the dimension that a group's description or name states; None if it states none or several."""
     words = re.findall(r"[a-z]+", (text or "").lower())
-    spelled = _SHORT | _LONG if "mesh" in words[:1] or "parallel" in words else _SHORT
+    spelled = _SHORT | _LONG if "mesh" in words[:1] or "parallel" in words or len(words) == 1 else _SHORT
     found = {spelled[word] for word in words if word in spelled}
     if len(found) == 1:
         return found.pop()
@@ -86,7 +86,13 @@ def with_dimensions(
                 named[name] = stated
     if not named:
         named = _by_shape(ranks, groups, world_size)
-    named |= {group.name: PIPELINE for group in groups if group.name not in named and _is_chain(ranks, group)}
+    stages = _of_described_pipelines(groups)
+    named |= {
+        group.name: PIPELINE
+        for group in groups
+        if group.name not in named
+        if _is_chain(ranks, group) or (group.ranks in stages and _only_messages(ranks, group.name))
+    }
     return {rank: _with_named(timeline, named) for rank, timeline in ranks.items()}
 
 
@@ -127,6 +133,27 @@ def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], worl
     if any(forward.get(group.name) for group in data):
         return {}
     return {group.name: TENSOR for group in tensor} | {group.name: DATA for group in data}
+
+
+def _of_described_pipelines(groups: Sequence[Group]) -> set[tuple[int, ...]]:
+    """Return the members of groups that are described as pipelines, where no group of another description has the same:
+    torch makes more than one group of the same ranks, and calls may name one that is not described."""
+    said: dict[tuple[int, ...], set[str | None]] = {}
+    for group in groups:
+        if group.ranks is not None and (dimension := dimension_of(group.description)):
+            said.setdefault(group.ranks, set()).add(dimension)
+    return {ranks for ranks, dimensions in said.items() if dimensions == {PIPELINE}}
+
+
+def _only_messages(ranks: Mapping[int, RankTimeline], group: str) -> bool:
+    """Return whether all calls of a group are sends and receives."""
+    for timeline in ranks.values():
+        calls, names = timeline.collectives, timeline.names
+        if group in names:
+            used = unique(calls.op[calls.group == names.index(group)])
+            if not all(names[code] in POINT_TO_POINT for code in used[used >= 0].tolist()):
+                return False
+    return True
 
 
 def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:

@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.calls.direct_calls import are_direct
+from overlapscope.advice.job_kind import uses_rocm
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -31,6 +33,13 @@ BEHIND: Final = 0.5
 counts a call from where it is made, and works off few at a time. A choice."""
 FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
+ALREADY: Final = ", in custom, one-shot or two-shot kernels already"
+FUSE: Final = (
+    "fuse the call with the norm that follows (vLLM: fuse_allreduce_rms in pass_config of the compilation config; "
+    "SGLang: --enable-flashinfer-allreduce-fusion)"
+)
+FUSE_ON_ROCM: Final = "fuse the call with the norm that follows (SGLang: --enable-aiter-allreduce-fusion)"
+FEWER: Final = "# fewer calls a token: a larger batch (--max-num-seqs), or fewer devices a replica where the model fits"
 Kind = tuple[str, str | None, int | None]
 """Operation, group and bytes of calls."""
 TORCH_NAMES: Final = {
@@ -61,17 +70,18 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
     late_ns = sum(map(given.cause_ns, WAITS_FOR_LATE_RANK))
     exposed = max(sum(row.exposed_ns or 0 for row in small) / max(given.steps, 1) - late_ns, usual)
     ops, serves = _listed(small), given.job.serves
+    direct = serves and are_direct(given, small)
     apart = ", without waiting for late ranks" if late_ns else ""
     sized = ", whatever their size" if all(row.bytes is not None for row in small) else ""
     return recommended(
         given,
         id="small_collectives",
         title=f"{'Shorten small' if serves else 'Send fewer, larger'} collectives: {calls:.0f} calls of "
-        f"{', '.join(ops)} a {given.per} take their latency{sized}; {ms(exposed)} are exposed, "
+        f"{', '.join(ops)} a {given.per} take their latency{sized}{ALREADY * direct}; {ms(exposed)} are exposed, "
         f"{exposed / calls / 1e3:.3g} us of each{apart}",
         at_most_ns=exposed if serves else exposed * (1 - 1 / calls),
         loss_ns=round(usual),
-        apply=_serving(ops) if serves else _apply(ops),
+        apply=_serving(given, ops, direct=direct) if serves else _apply(ops),
         evidence={
             "calls": round(calls, 1),
             "exposed_ns": round(exposed),
@@ -195,17 +205,19 @@ def _unmatched(rows: Sequence[CollectiveRow]) -> bool:
     return any(row.estimate == "upper_bound" for row in rows)
 
 
-def _serving(ops: Sequence[str]) -> dict[str, str]:
+def _serving(given: RuleInput, ops: Sequence[str], *, direct: bool) -> dict[str, str]:
     """Return what shortens calls between which a server computes: the next layer needs each, so that none can be joined
-    with another."""
+    with another. `direct` kernels have the least latency already: fewer calls are left."""
+    fuse = FUSE_ON_ROCM if uses_rocm(given.run) else FUSE
+    if direct:
+        return {"serving": "\n".join([f"# {fuse}"] * ("all_reduce" in ops) + [FEWER])}
     if "all_reduce" not in ops:
         return {
             "torch": "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group.group_name)  # lower latency"
         }
     return {
         "serving": "vllm serve ...  # without --disable-custom-all-reduce: each rank reads its peers' memory at once\n"
-        "# or fuse the call with the norm that follows (vLLM: fuse_allreduce_rms in pass_config of the compilation "
-        "config; SGLang: --enable-flashinfer-allreduce-fusion)",
+        f"# or {fuse}",
         "torch": 'torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group_name)  # a tensor in symmetric memory',
     }
 

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.copies.copy_rows import BETWEEN
+from overlapscope.advice.job_kind import uses_rocm
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.step_shape import CUDA, LONG_NS, ROCM
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH, SYNCHRONIZES
@@ -40,7 +41,7 @@ def blocking_launches(given: RuleInput) -> Recommendation | None:
     ranks = [timeline for timeline, _ in given.some_at_hand() if timeline.has_device]
     if not given.is_worth(idle + exposed) or not ranks or not all(map(_waits_for_each, ranks)):
         return None
-    rocm = any(name.startswith("hip") for timeline in ranks for name in timeline.names)
+    blocking = (ROCM if uses_rocm(given.run) else CUDA)[0]
     beside = f", and {ms(exposed)} of communication are exposed, some perhaps for late launches," if exposed else ""
     return recommended(
         given,
@@ -50,7 +51,7 @@ def blocking_launches(given: RuleInput) -> Recommendation | None:
         verdict="look",
         at_most_ns=idle + exposed,
         apply={
-            "environment": f"unset {(ROCM if rocm else CUDA)[0]}  # each launch then lasts until its kernel has ended",
+            "environment": f"unset {blocking}  # each launch then lasts until its kernel has ended",
             "torch": "# no torch.cuda.synchronize() after each operation, as for debugging or timing; no profiler that "
             "counts events\n# of kernels and runs them one by one",
         },

@@ -1,24 +1,23 @@
 """What the calls are that exposed communication consists of: averages of parameters, gradients that go beside backward,
-or for each of which backward waits; all at one bandwidth."""
+all at one bandwidth."""
 
 from typing import Final
 
 import numpy as np
 
 from overlapscope.advice.calls.call_rates import ALIKE, MOST_ALIKE, OTHER_SIZES, exposed_of_calls_ns
-from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of, window_of
+from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of
 from overlapscope.analysis.common.user_ranges import innermost_told
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
-from overlapscope.analysis.graph.building.stream_waits import WAITS_FOR_EVENT
 from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, RUNTIME, Flags, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, RUNTIME, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import bus_factor
-from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique, values_in
+from overlapscope.timeline.rows import factorize_rows, sort_order, split_by, unique
 from overlapscope.timeline.run import RankTimeline
 
 MOSTLY: Final = 0.5
@@ -111,11 +110,11 @@ def follow_optimizer(timeline: RankTimeline) -> Flags:
     after = np.append(begun, LATEST)[np.searchsorted(begun, launch)]
     begin, end = steps.start_ns[step], steps.end_ns[step]
     follows = (step >= 0) & (launch < end) & (before >= begin) & (after >= end)
-    most = 2 * _compute_launched(timeline, before, launch) > _compute_launched(timeline, begin, end)
+    most = 2 * compute_launched(timeline, before, launch) > compute_launched(timeline, begin, end)
     return np.asarray(follows & ~most, np.bool_)
 
 
-def _compute_launched(timeline: RankTimeline, begin_ns: Ints, end_ns: Ints) -> Ints:
+def compute_launched(timeline: RankTimeline, begin_ns: Ints, end_ns: Ints) -> Ints:
     """Return how long the compute lasts that was launched in each of these times on the host, in ns."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
@@ -167,76 +166,6 @@ def run_on_in_rows(given: RuleInput) -> bool:
         exposed_ns += int(exposed[own].sum())
         in_rows_ns += int(exposed[own][runs_on[row]].sum())
     return beside > MUCH_BESIDE * ran and in_rows_ns >= MOST_ALIKE * exposed_ns > 0
-
-
-def backward_waits_ns(given: RuleInput) -> float:
-    """Return what backward would gain if it waited once for all reductions of gradients, not for each: at most their
-    exposed time, and what backward computes between the first and the last of a step; ns a step, 0 where they are
-    overlapped."""
-    found = []
-    ran = beside = 0
-    for timeline, windows in given.some_ranks():
-        compute = BusyTime(given.coverage[timeline.rank].compute)
-        rows, window = _of_gradients(timeline, windows)
-        start, end = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
-        own_ns = compute.within(start, end)
-        ran, beside = ran + int((end - start).sum()), beside + int(own_ns.sum())
-        gains = []
-        for at in values_in(window).tolist():
-            own = window == at
-            first, last = start[own].min(), end[own].max()
-            computes = int(compute.within(np.array([first]), np.array([last]))[0])
-            gains.append(min(int((end - start - own_ns)[own].sum()), computes))
-        found.append(sum(gains) / len(windows))
-    return sum(found) / len(found) if ran and beside <= NOTHING * ran else 0.0
-
-
-def hosts_make_wait(given: RuleInput) -> bool:
-    """Return whether hosts make a stream wait after nearly each of these reductions, before they launch what follows:
-    for the reduction, as a call does that is not asynchronous.
-
-    Without such waits something else keeps compute from running beside calls. DDP makes compute wait after the last
-    call of a step, and the stream of a call wait before its launch: neither is looked at.
-    """
-    made = every = 0
-    for timeline, windows in given.some_at_hand():
-        if timeline.host_is_lost or not any(map(WAITS_FOR_EVENT.search, timeline.names)):
-            continue
-        rows, window = _of_gradients(timeline, windows)
-        launch = timeline.collectives.launch_ns[rows]
-        launch = launch[(launch != NONE) & (np.append(window[1:], NONE) == window)]
-        spans = timeline.spans
-        launched = np.flatnonzero(spans.launch_ns != NONE)
-        launched = launched[np.argsort(spans.launch_ns[launched], kind="stable")]
-        after = np.searchsorted(spans.launch_ns[launched], launch, side="right")
-        launch, following = launch[after < launched.size], launched[after[after < launched.size]]
-        other = spans.kind[following] != COMM
-        host = select_host_spans(timeline.host, (RUNTIME,))
-        waits = np.sort(host.start_ns[rows_named(host.name, timeline.names, WAITS_FOR_EVENT.search)])
-        first = np.append(waits, LATEST)[np.searchsorted(waits, launch)]
-        made += int(np.count_nonzero(other & (first < spans.launch_ns[following])))
-        every += int(np.count_nonzero(other))
-    return every > 0 and made >= MOST_ALIKE * every
-
-
-def _of_gradients(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints]:
-    """Return rows and windows of large reductions in backward whose like no forward makes, as that of tensor
-    parallelism does, and which nothing is gathered between."""
-    calls, names = timeline.collectives, timeline.names
-    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES))
-    window = window_of(windows, calls.start_ns[timed])
-    timed, window = timed[window != NONE], window[window != NONE]
-    order = sort_order(window, calls.start_ns[timed])
-    timed, window = timed[order], window[order]
-    reduces = rows_named(calls.op[timed], names, REDUCE.__contains__)
-    backward = rows_named(calls.phase[timed], names, BACKWARD.__eq__)
-    kept = np.zeros(timed.size, np.bool_)
-    for own in split_by(factorize_rows([calls.group[timed], window])[0]):
-        last = int(np.flatnonzero(backward[own]).max(initial=-1))
-        # Whatever the group does until its last call of backward is a reduction of gradients.
-        until_last = own[: last + 1]
-        kept[until_last] = bool((reduces & backward)[until_last].all())
-    return timed[kept], window[kept]
 
 
 def one_bandwidth_gbs(given: RuleInput) -> float | None:

@@ -216,7 +216,8 @@ def _title(
     which = [calls.which or ", ".join(ops)] if ops and not loss.late_ns else []
     which += [f"without {ms(loss.left_out_ns)} at the start of the recording"] if loss.left_out_ns else []
     of_ops = f" ({'; '.join(which)})" if which else ""
-    besides = " besides waiting for late ranks" if loss.late_ns else ""
+    known = "known " * (given.figures.exposed_wait_ns is None)
+    besides = f" besides {known}waiting for late ranks" if loss.late_ns else ""
     who = _stragglers(late, why.waits_ns, why.cause) or _of_two(given, why.cause) or _unseen(calls.slower)
     groups = f" of group{'s' * (len(loss.waiting_groups) > 1)} {' and '.join(map(short, loss.waiting_groups))}"
     take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"

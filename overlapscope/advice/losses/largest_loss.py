@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.copies.copies_alone import copies_alone
-from overlapscope.advice.late_rank import LONGER_COMPUTE_NS, OWN_IDLE_NS
+from overlapscope.advice.late_rank import IN_OTHERS_NS, LONGER_COMPUTE_NS, OWN_IDLE_NS
 from overlapscope.advice.losses.blocked_host import AWAITED_NS
 from overlapscope.advice.losses.exposed_communication import ExposedLoss, exposed_communication
 from overlapscope.advice.losses.exposed_remedies import MOSTLY, instead
@@ -291,11 +291,14 @@ def _slow_in_step_ns(analysis: Analysis, number: int) -> int:
 
 
 def waits_or_longer_compute_ns(given: RuleInput, found: Iterable[Recommendation]) -> int:
-    """Return the waiting for late ranks in a step: what is known to be, or what ranks compute longer in turn, without
-    the time in which they idle, where that is more: ranks wait for that if one that was not recorded comes last, too.
+    """Return the waiting for late ranks in a step: what is known to be, with that for a straggler in calls without a
+    match, or what ranks compute longer in turn, without the time in which they idle, where that is more: ranks wait for
+    that if one that was not recorded comes last, too.
     """
+    found = list(found)
     longer_ns = max((each.evidence.get(LONGER_COMPUTE_NS, 0) for each in found), default=0)
-    return max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)), longer_ns - _idle_ns(given))
+    others_ns = sum(round(per_step(each, each.evidence.get(IN_OTHERS_NS, 0), given.steps)) for each in found)
+    return max(sum(map(given.cause_ns, WAITS_FOR_LATE_RANK)) + others_ns, longer_ns - _idle_ns(given))
 
 
 def late_gain_ns(found: Sequence[Recommendation], steps: int) -> float:

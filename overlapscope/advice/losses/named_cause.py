@@ -23,6 +23,7 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import few_communicate, left_out
 from overlapscope.analysis.result import Analysis, causes_of_all_steps, may_wait_shares, usual_causes
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
+from overlapscope.analysis.unseen_waits import lacks_members
 from overlapscope.display import percent_text
 
 BEGUN_APART: Final = "start_of_recording"
@@ -32,6 +33,8 @@ LITTLE: Final = 0.1
 """Where at most this share of a step is exposed communication, compute decides how long it takes."""
 SECOND: Final = 0.5
 """From this share of the largest cause on the next one is named, too. A choice: less is another question."""
+EITHER: Final = "transfer, or more waiting, for {}; which of these is not known"
+"""The label of what may be waiting, beside waiting that is known."""
 OFTEN: Final = 0.5
 """Share of steps with pauses from which on the median of all may hold some."""
 
@@ -69,8 +72,9 @@ def named_cause(
         every = causes_of_all_steps(given.analysis)
         causes = {each: round(ns * exposed / every.total()) for each, ns in every.items()}
     total_ns = every.total()
-    cause, ns, label = _largest(given, _without_gaps(causes), transfer=transfer)
-    over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfer=transfer)
+    named = not without.isdisjoint(WAITS_FOR_LATE_RANK)
+    cause, ns, label = _largest(given, _without_gaps(causes), transfer=transfer, waits_named=named)
+    over_all, sums_ns, its_label = _largest(given, _without_gaps(every), transfer=transfer, waits_named=named)
     of_it = f"{ms(min(ns, exposed))} of it"  # a cause may hold some of what is named elsewhere
     if every and its_label != label:
         cause, label = over_all, its_label
@@ -109,8 +113,11 @@ def _without_gaps(causes: Mapping[str, int]) -> Mapping[str, int]:
     return {cause: ns for cause, ns in causes.items() if cause != GAPS} or causes
 
 
-def _largest(given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer | None) -> tuple[str, int, str]:
-    """Return the cause of most of the exposed time, how much that is, and its label.
+def _largest(
+    given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer | None, waits_named: bool = False
+) -> tuple[str, int, str]:
+    """Return the cause of most of the exposed time, how much that is, and its label; `waits_named` tells whether
+    waiting for late ranks is named elsewhere, as far as it is known.
 
     What late ranks did longer divides one wait, and for what a transfer was waited divides it: either may be more in
     sum.
@@ -129,6 +136,12 @@ def _largest(given: RuleInput, causes: Mapping[str, int], *, transfer: Transfer 
     if cause not in MAY_BE_WAITING or not unsplit:
         return cause, ns, label
     if transfer is None:
+        if waits_named and cause != "ahead":
+            return (
+                "unknown",
+                ns,
+                EITHER.format("ranks that were not recorded" if lacks_members(given.analysis) else "others"),
+            )
         # Another order helps whichever of both it is.
         return "ahead" if cause == "ahead" else "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, f"{label}{WORDS[transfer]}"

@@ -12,13 +12,13 @@ from overlapscope.advice.losses.exposed_calls import (
     IN_A_ROW_NS,
     REDUCE,
     average_parameters,
-    backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
     range_after_optimizer,
     reduce_after_optimizer,
     run_on_in_rows,
 )
+from overlapscope.advice.losses.gradient_passes import backward_waits_ns, beside_backward_ns
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, ms, window_of
 from overlapscope.analysis.common.wording import short
 from overlapscope.errors import InputError
@@ -62,7 +62,8 @@ OF_OTHERS: Final = {
     "dependency": OTHER_WORK,
     "tail": "# nothing but the optimizer follows the last gradients: fewer bytes",
 }
-"""What to do where gradients are no matter: with FSDP, or where other calls are exposed."""
+"""What to do where gradients are no matter: with FSDP, where other calls are exposed, or where next to nothing is left
+of backward that could run beside them."""
 RUN_ON: Final = (
     "# calls begin beside compute, several in a row, and only the ends of rows are exposed: if these are gradients, "
     "they go in buckets beside backward already: fewer bytes (16 bits), or a faster link"
@@ -152,7 +153,8 @@ def of_gradients(given: RuleInput, cause: str) -> str:
         return OF_OTHERS[cause]
     in_buckets = shows_ddp(given.run) and bool(given.figures.overlapped_ns)
     if not in_buckets and not go_beside_backward(given):
-        return RUN_ON if run_on_in_rows(given) else OF_OWN_CALLS[cause]
+        nothing_left = not given.is_worth(beside_backward_ns(given))
+        return RUN_ON if run_on_in_rows(given) else (OF_OTHERS if nothing_left else OF_OWN_CALLS)[cause]
     limit = OF_HOROVOD if "horovod" in given.job.frameworks else _of_link(given)
     if limit is not None:
         return limit

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.calls.beside_micro_batches import shares_beside
-from overlapscope.advice.losses.exposed_calls import backward_waits_ns, follow_optimizer
+from overlapscope.advice.losses.exposed_calls import follow_optimizer
+from overlapscope.advice.losses.gradient_passes import after_first_gradient_ns, backward_waits_ns
 from overlapscope.advice.rule_input import (
     LARGE_BYTES,
     NOTHING,
@@ -178,9 +179,8 @@ def _of_both(given: RuleInput, each: Sequence[_Sharded]) -> Recommendation | Non
     """Return the recommendation where neither reductions nor gathers are overlapped."""
     found = max(each, key=lambda one: one.reduce_ns + one.gather_ns)
     waits = backward_waits_ns(given)
-    bound = _bound(
-        given, each, [min(one.reduce_ns, waits or np.inf) + min(one.gather_ns, one.forward_ns) for one in each]
-    )
+    beside = waits or after_first_gradient_ns(given)
+    bound = _bound(given, each, [min(one.reduce_ns, beside) + min(one.gather_ns, one.forward_ns) for one in each])
     if bound is None:
         return None
     reduces, gathers = found.reduce_ns, found.gather_ns

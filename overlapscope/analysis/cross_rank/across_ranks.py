@@ -21,7 +21,11 @@ from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute, began, start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
-from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
+from overlapscope.analysis.cross_rank.unseen_members import (
+    unseen_reasons,
+    waited_for_unseen,
+    without_unseen,
+)
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
     Split,
@@ -160,7 +164,8 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         checked, rooted_blocks = replace(checked, blocks=(*checked.blocks, *together.waited)), together.others
     split = [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, joined)]
     every = with_start_delays(run, split, joined, known or {})
-    splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
+    splits = tuple(without_unseen(run, checked, every[: len(checked.blocks)]))
+    uneven = tuple(every[len(checked.blocks) :])
     if not clock_set:
         splits = with_begins(run, splits, hosts)
     pairs = match_pairs(run, clocks)
@@ -168,7 +173,7 @@ def match_and_align(run: Run, known: Mapping[int, StepsAndCompute] | None = None
         joined = join_by_uneven(joined, exchanges(run, pairs.pairs), hosts)
     reasons = (
         *clock_reasons(run, hosts), *early_end_reasons(splits, clocks), *start_reasons(every),
-        *explain_unmatched(run, checked, pairs),
+        *unseen_reasons(splits), *explain_unmatched(run, checked, pairs),
     )  # fmt: skip
     checked = replace(checked, reasons=(*checked.reasons, *reasons))
     return CrossRank(

@@ -1,6 +1,8 @@
 """Match point-to-point calls: a send on one rank with the receive of the same message on another.
 
 Between two ranks of a group, messages arrive in the order in which they are sent, so the k-th send is the k-th receive.
+Not where devices run them on several streams, as of a communicator each: a receive that was launched early waits there
+while later ones come and go. Then both ends of a message are those that end together, on a clock that both share.
 The peer is recorded, or there is only one other member. Batches of both, which name no peer, are paired where all of a
 group's end together with one of a neighbour in it. Wait and transfer are not separated: a send may end before its
 message is received.
@@ -29,6 +31,9 @@ MAX_EARLY: Final = 0.05
 TOGETHER_NS: Final = 100_000
 """A choice: two ranks see an exchange of theirs end within so much of each other, and what devices send to each other:
 NCCL's kernels leave a message within microseconds, unless it is small enough for the sender's buffer."""
+MOSTLY: Final = 0.9
+"""A choice: where such a share of messages end together with one each, the others' other ends were not recorded; with
+fewer, ends do not show which ones are the same."""
 FEWEST_NAMED: Final = 3
 """So many messages with a known peer show how far apart the clocks of two ranks are."""
 
@@ -95,16 +100,16 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
     strange = {way.group for way in (*sends, *recvs) if _with_strangers(way, members)}
     for way in dict.fromkeys([*sends, *recvs]):
         sent, got = (side.get(way, np.empty(0, np.int64)) for side in (sends, recvs))
-        why = _differ(run, way, sent, got, clocks)
-        if why is None:
+        sent, got, why = _same_messages(run, way, sent, got, clocks)
+        if why is None or sent.size:
             pairs.append(
                 MessagePairs(
                     group=way.group, sender=way.sender, receiver=way.receiver, both_ways=way.both_ways,
                     send_rows=sent, recv_rows=got,
                 )
             )  # fmt: skip
-        else:
-            unmatched += sent.size + got.size
+        if why is not None:
+            unmatched += sum(side[way].size for side in (sends, recvs) if way in side) - sent.size - got.size
             on = f", rank {way.sender} to rank {way.receiver}: {why}"
             of_strangers = ": the peers of some of its calls are not its members: not paired"
             reasons.append(f"{named(way.group)}{of_strangers if way.group in strange else on}")
@@ -136,6 +141,66 @@ def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:
         for each in on_devices
         if each.both_ways or _end_together(run, each, one_way.get((each.group, each.receiver, each.sender)))
     ]
+
+
+def _same_messages(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> tuple[Ints, Ints, str | None]:
+    """Return the sends and receives that are the same messages, and why others of them are not paired.
+
+    Both are in order of their begins, which is that of the messages: not so where they overlap, as on several streams
+    of a device. Those are paired by when they end, as are those of devices of which one recorded more.
+    """
+    none = np.empty(0, np.int64)
+    on_devices = run.ranks[way.sender].has_device and run.ranks[way.receiver].has_device
+    overlap = on_devices and (_overlap(run, way.sender, sent) or _overlap(run, way.receiver, got))
+    cut = on_devices and sent.size != got.size and clocks.comparable((way.sender, way.receiver))
+    if not (sent.size and got.size and (overlap or cut)):
+        why = _differ(run, way, sent, got, clocks)
+        return (none, none, why) if why else (sent, got, None)
+    ours, theirs = _that_end_together(run, way, sent, got, clocks)
+    if ours.size < MOSTLY * min(sent.size, got.size) or _differ(run, way, ours, theirs, clocks):
+        apart = "they overlap, as on several streams, and do not end together: not paired"
+        return none, none, apart if sent.size == got.size else _differ(run, way, sent, got, clocks)
+    recorded = sent.size + got.size
+    alone = recorded - 2 * ours.size
+    why = f"{alone} of its {recorded} sends and receives end together with none of the other rank's: not paired"
+    return ours, theirs, why if alone else None
+
+
+def _overlap(run: Run, rank: int, rows: Ints) -> bool:
+    """Return whether messages, in order of their begins, overlap as on no single stream: one that began later than
+    another ended before it."""
+    return bool((np.diff(run.ranks[rank].collectives.end_ns[rows]) < 0).any())
+
+
+def _that_end_together(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> tuple[Ints, Ints]:
+    """Return the sends and receives of two devices that end together, each nearest to the other, in order of their
+    ends; none where no clock can tell.
+
+    Clocks that nothing connects are as far apart as the messages, of which there are as many, mostly end.
+    """
+    sent, got = (
+        rows[np.argsort(run.ranks[rank].collectives.end_ns[rows], kind="stable")]
+        for rank, rows in ((way.sender, sent), (way.receiver, got))
+    )
+    ours, theirs = (
+        clocks.aligned(rank, run.ranks[rank].collectives.end_ns[rows])
+        for rank, rows in ((way.sender, sent), (way.receiver, got))
+    )
+    if not clocks.comparable((way.sender, way.receiver)):
+        if sent.size != got.size:
+            return sent[:0], got[:0]
+        theirs = theirs - np.median(theirs - ours)
+    mine, its = _nearest(ours, theirs), _nearest(theirs, ours)
+    within = max(float(TOGETHER_NS), 3.0 * (clocks.residual_ns or 0.0))
+    same = (its[mine] == np.arange(sent.size)) & (np.abs(theirs[mine] - ours) <= within)
+    return sent[same], got[mine[same]]
+
+
+def _nearest(times: Floats, others: Floats) -> Ints:
+    """Return for each time the place of the nearest of the others; both in order."""
+    between = (others[1:] + others[:-1]) / 2
+    nearest: Ints = np.searchsorted(between, times)
+    return nearest
 
 
 def _later_ns(run: Run, pair: MessagePairs) -> Ints:

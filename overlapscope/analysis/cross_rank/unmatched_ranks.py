@@ -1,4 +1,5 @@
-"""Explain ranks without a matched call: recorded at another time, or without calls that could be paired."""
+"""Find the calls that were matched with none of another rank, and explain ranks without a matched call: recorded at
+another time, or without calls that could be paired."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,7 +10,7 @@ from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.display import list_some
 from overlapscope.ingest.build.kernel_names import HOST_COLLECTIVE
-from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.columns import NONE, Flags, size
 from overlapscope.timeline.operations import ROOTED, UNNAMED
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -21,6 +22,25 @@ ROOTED_ALONE: Final = (
 )
 NOT_SHARED: Final = "ranks share no call that all members of a group make"
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
+
+
+def unmatched_calls(timeline: RankTimeline, matching: Matching, pairs: PairMatching) -> Flags:
+    """Return for each row of a rank's `Collectives` whether it has times and is matched with none of another rank."""
+    rank, found = timeline.rank, timeline.collectives.end_ns != NONE
+    for block in (*matching.blocks, *matching.uneven):
+        if rank in block.ranks:
+            found[block.rows[block.ranks.index(rank)]] = False
+    for each in pairs.pairs:
+        for end, rows in ((each.sender, each.send_rows), (each.receiver, each.recv_rows)):
+            if end == rank:
+                found[rows] = False
+    return np.asarray(found, np.bool_)
+
+
+def unmatched_share(timeline: RankTimeline, matching: Matching, pairs: PairMatching) -> float:
+    """Return which share of a rank's timed calls is matched with none of another rank; 0 without such calls."""
+    timed = int((timeline.collectives.end_ns != NONE).sum())
+    return int(unmatched_calls(timeline, matching, pairs).sum()) / max(timed, 1)
 
 
 def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
-from overlapscope.timeline.columns import NONE, Floats, Ints
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.operations import move_as_much
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
@@ -50,6 +50,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """What of each wait (as `wait_ns`) the spread of the recordings' starts explains; None for nothing."""
     began_ns: Ints | None = None
     """When the last member of each call began, where no device computes and all members share a clock: else None."""
+    for_unseen: Flags | None = None
+    """Calls whose last recorded member waited on for as long as it leads (`without_unseen`), or longer: if that was for
+    a member that was not recorded, nobody waited for it. Their leads are 0. None where there are none."""
 
     @property
     def wait_ns(self) -> Ints:

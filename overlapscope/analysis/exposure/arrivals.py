@@ -24,7 +24,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     arrived_ns: Ints
     """When the last member arrived: on the rank's own clock, within the call; with uncertain clocks the earliest."""
     last: Ints
-    """The recorded rank that arrived last."""
+    """The recorded rank that arrived last; not where another member may have come later (`Split.for_unseen`)."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
     began_ns: Ints
@@ -52,7 +52,7 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
-    began, unseen = _began(cross_rank), waited_for_unseen(run, cross_rank.splits)
+    began, unseen, doubtful = _began(cross_rank), waited_for_unseen(run, cross_rank.splits), _doubtful(cross_rank)
     start_waits: dict[int, list[tuple[Ints, Ints]]] = {}
     for split in (*cross_rank.splits, *cross_rank.uneven):
         if split.start_wait_ns is not None:
@@ -68,6 +68,7 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
             began.get(rank, ()),
             start_waits.get(rank, ()),
             unseen.get(rank),
+            doubtful.get(rank, ()),
         )
         for rank in run.ranks
     }
@@ -92,6 +93,15 @@ def _began(cross_rank: CrossRank) -> dict[int, list[tuple[Ints, Ints]]]:
     return found
 
 
+def _doubtful(cross_rank: CrossRank) -> dict[int, list[Ints]]:
+    """Return rows of each rank's calls whose last member may be one that was not recorded."""
+    found: dict[int, list[Ints]] = {}
+    for split in cross_rank.splits:
+        for rank, own in zip(split.block.ranks, split.block.rows, strict=True) if split.for_unseen is not None else ():
+            found.setdefault(rank, []).append(own[split.for_unseen])
+    return found
+
+
 def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Floats, bool]]:
     """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
     clocks = cross_rank.clocks
@@ -108,8 +118,9 @@ def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int],
 def _of_rank(
     run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]],
     began: Sequence[tuple[Ints, Ints]], start_waits: Sequence[tuple[Ints, Ints]], unseen: tuple[Ints, Ints] | None,
+    doubtful: Sequence[Ints],
 ) -> Arrivals:  # fmt: skip
-    """Return the arrivals of one rank.
+    """Return the arrivals of one rank; of `doubtful` rows without who was last.
 
     Arrivals by clocks are left out for calls that the rank had left before the last member arrived: it did not wait.
     """
@@ -122,6 +133,8 @@ def _of_rank(
     last[rows] = index.last[matched]
     whole = index.whole[matched]
     number[rows[whole]] = matched[whole]
+    for own in doubtful:
+        last[own] = NONE
     for by_clock, own in by_clocks:
         ends = clocks.aligned(rank, end_ns[own])
         stayed = (ends >= by_clock.latest) | (by_clock.last == rank)

@@ -1,8 +1,9 @@
 """Find when two ranks last met before a call: the latest earlier call for whose end both had waited."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -23,41 +24,74 @@ AT_END_OF_DEVICE_NS: Final = 10_000
 """As much of the end of a call on a device, whose marks are exact. A choice: longer than the pauses between kernels."""
 
 
+class Meetings(msgspec.Struct, frozen=True, kw_only=True):
+    """In which calls of a rank its members may have met; one row for each row of its `Collectives`."""
+
+    may: Flags
+    ranks: Ints
+    """Which of `sets` made the call, as it was matched; NONE where it was not."""
+    sets: Sequence[tuple[int, ...]]
+
+
 def last_met(
     timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints],
-    meets: Flags | None = None,
+    meets: Meetings | None = None,
 ) -> Ints:  # fmt: skip
     """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
 
-    Two ranks meet in calls of the group in question, and of each group that is known to hold both; not in messages,
-    which others of the group exchange; only where the rank waited for the call, which it did not beside backward; and
-    only in calls that `meets` allows.
+    Two ranks meet in calls of the group in question, and of each group that is known to hold both; where `meets` is
+    known, of groups without names in calls that were matched between them; not in messages, which others of the group
+    exchange; only where the rank waited for the call, which it did not beside backward; and only in calls that `meets`
+    allows.
     """
     calls = timeline.collectives
     met = np.full(rows.size, cover.first_ns, np.int64)
-    timed = calls.end_ns != NONE if meets is None else (calls.end_ns != NONE) & meets
+    timed = calls.end_ns != NONE if meets is None else (calls.end_ns != NONE) & meets.may
     timed[timed] = ~computed_on(timeline, BusyTime(cover.compute), calls.start_ns[timed], calls.end_ns[timed])
     messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)
-    for code in values_in(calls.group[timed]).tolist():
-        name = timeline.names[code] if code != NONE else None
-        both = (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
+    for own, both in _calls_of_both(timeline, rows, others, members, meets):
         for kind in (False, True):  # a message is between two ranks of its group alone
-            ends = np.sort(calls.end_ns[timed & (calls.group == code) & (messages == kind)])
+            ends = np.sort(calls.end_ns[timed & own & (messages == kind)])
             before = np.searchsorted(ends, came, side="right") - 1
             found = both & (before >= 0) & (messages[rows] | (not kind))
             met[found] = np.maximum(met[found], ends[before[found]])
     return met
 
 
-def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Flags]:
-    """Return for each row of a rank's `Collectives` whether its members may have met in it.
+def _calls_of_both(
+    timeline: RankTimeline, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Meetings | None
+) -> Iterator[tuple[Flags, Flags]]:
+    """Yield calls of a rank, group by group, with those of `rows` whose other rank makes these, too."""
+    calls = timeline.collectives
+    for code in values_in(calls.group).tolist():
+        own = calls.group == code
+        if code >= 0 or meets is None:
+            name = timeline.names[code] if code >= 0 else None
+            yield own, (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
+            continue
+        for at in values_in(meets.ranks[own]).tolist():
+            theirs = own & (meets.ranks == at)
+            yield theirs, np.isin(others, meets.sets[at]) if at != NONE else theirs[rows]
+
+
+def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Meetings]:
+    """Return in which calls the members may have met, of each rank.
 
     Not where the device that came last mostly computed beside its end: it still had to do what the others had done
     before, beside their wait.
     """
     found = {rank: np.ones(timeline.collectives.op.size, np.bool_) for rank, timeline in run.ranks.items()}
+    made = {rank: np.full(each.size, NONE, np.int64) for rank, each in found.items()}
+    every = (*cross_rank.splits, *cross_rank.uneven)
+    pairs = cross_rank.pairs.pairs
+    sets = list(
+        dict.fromkeys((*(each.block.ranks for each in every), *((each.sender, each.receiver) for each in pairs)))
+    )
+    for each in pairs:
+        for rank, rows in ((each.sender, each.send_rows), (each.receiver, each.recv_rows)):
+            made[rank][rows] = sets.index((each.sender, each.receiver))
     busy_at_end: dict[int, Flags] = {}
-    for split in (*cross_rank.splits, *cross_rank.uneven):
+    for split in every:
         block = split.block
         meets = np.ones(block.calls, np.bool_)
         for row in values_in(split.last).tolist():
@@ -68,8 +102,8 @@ def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) 
                     busy_at_end[timeline.rank] = computed_on(timeline, computing, calls.start_ns, calls.end_ns)
                 meets[mine] = ~busy_at_end[timeline.rank][block.rows[row, mine]]
         for rank, rows in zip(block.ranks, block.rows, strict=True):
-            found[rank][rows] = meets
-    return found
+            found[rank][rows], made[rank][rows] = meets, sets.index(block.ranks)
+    return {rank: Meetings(may=may, ranks=made[rank], sets=sets) for rank, may in found.items()}
 
 
 def computed_on(timeline: RankTimeline, computing: BusyTime, start_ns: Ints, end_ns: Ints) -> Flags:

@@ -12,7 +12,7 @@ from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, copying, divided, messages_between_stages
 from overlapscope.analysis.exposure.arrivals import Arrivals
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
-from overlapscope.analysis.exposure.last_met import last_met
+from overlapscope.analysis.exposure.last_met import Meetings, last_met
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import PeerQuery
@@ -28,6 +28,8 @@ from overlapscope.timeline.intervals import (
     parts_inside,
     union,
 )
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import MOST, factorize_rows, smallest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -76,11 +78,11 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 def peer_waits(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
-    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Flags, began_ns: Mapping[int, float],
+    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Meetings, began_ns: Mapping[int, float],
 ) -> PeerWaits:  # fmt: skip
     """Return the waits of a rank for the last members of its calls.
 
-    `waiting` is when each rank waited for a core, `meets` are the rows of calls in which ranks may have met
+    `waiting` is when each rank waited for a core, `meets` are the calls in which ranks may have met
     (`meetings`), `began_ns` when each rank began to record, on the common clock, where that is known.
     """
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
@@ -107,8 +109,11 @@ def peer_waits(
     met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
     before = Intervals(np.minimum(met_before, came), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
+    waited_ns = _waited_for_it(
+        timeline, own_comm.row[held], Intervals(begin[held], until[held]), last[held], exposed, before
+    )
     own_did, own_messages = _own_before(
-        timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted
+        timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted, waited_ns
     )
     apart = np.maximum(_began_later(timeline.rank, last[held], began_ns) - start_wait_ns[held], 0)
     return PeerWaits(
@@ -159,7 +164,7 @@ def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints
 
 
 def _met_before_step(
-    timeline: RankTimeline, cover: Coverage, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Flags
+    timeline: RankTimeline, cover: Coverage, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Meetings
 ) -> Ints:
     """Return when a rank with a device had last met each other rank before the first call of the step of each row."""
     calls = timeline.collectives
@@ -184,16 +189,38 @@ def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Int
     return np.where(launch_ns == NONE, start_ns, np.minimum(launch_ns, start_ns))
 
 
+def _waited_for_it(
+    timeline: RankTimeline, rows: Ints, waits: Intervals, last: Ints, exposed: Intervals, before: Intervals
+) -> Ints:
+    """Return for how long, within each window `before` a call, a device had waited already for the rank that came last
+    to it: in earlier calls, without computing; in no messages, in which ranks wait in turn.
+
+    `waits` are those in each of the calls `rows`, for ranks `last`. Without a device none of it is returned: what a
+    host does beside its calls decides when it comes to the next.
+    """
+    found = np.zeros(last.size, np.int64)
+    messages = rows_named(timeline.collectives.op, timeline.names, POINT_TO_POINT.__contains__)[rows]
+    for rank in values_in(last[~messages]).tolist() if timeline.has_device else ():
+        own = (last == rank) & ~messages
+        waited = BusyTime(intersection(union((waits.starts[own], waits.ends[own])), exposed))
+        found[own] = waited.within(before.starts[own], before.ends[own])
+    return found
+
+
 def _own_before(
-    timeline: RankTimeline, cover: Coverage, core: CoreWaiting, before: Intervals, came_last: Ints, accounted: Flags
-) -> tuple[Ints, Ints]:
+    timeline: RankTimeline, cover: Coverage, core: CoreWaiting, before: Intervals, came_last: Ints, accounted: Flags,
+    waited_ns: Ints,
+) -> tuple[Ints, Ints]:  # fmt: skip
     """Return what a rank did before it came to calls, as `divided` returns it, and for how long it was in messages.
 
-    A device that waits in a call may compute and copy beside it, with gaps between: the other rank has that to do, too.
+    For how long it had waited for the other one already, `waited_ns`, is nothing that it did. A device that waits in a
+    call may compute and copy beside it, with gaps between: the other rank has that to do, too.
     """
     came = before.ends
     did = Did.within(before.starts, came, timeline, cover, core)
-    length_ns = came - before.starts
+    waited_ns = np.minimum(waited_ns, did.communicated)
+    length_ns = came - before.starts - waited_ns
+    did = replace(did, communicated=did.communicated - waited_ns)
     if timeline.has_device:
         length_ns = length_ns + _until_idle(cover, came, came_last) - came
         did = replace(

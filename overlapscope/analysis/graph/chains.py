@@ -155,14 +155,14 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, s
 
 
 def _in_step(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, since_ns: int) -> Link:
-    """Return a link of a host with the step in whose mark its longest pause lay, if that is long."""
+    """Return a link of a host that paused for long with the step in whose mark most of its time lay."""
     link = placed.link
     part = _part(graph, link.rank)
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
         return link
     timeline = ranks[link.rank]
     shift = shift_ns(graph, part, timeline)
-    begin_ns, end_ns = max(placed.pause_ns[0], since_ns) - shift, placed.pause_ns[1] - shift
+    begin_ns, end_ns = max(link.start_ns, since_ns) - shift, link.end_ns - shift
     steps = timeline.steps
     inside = np.minimum(steps.end_ns, end_ns) - np.maximum(steps.start_ns, begin_ns)
     if not inside.size or 2 * inside.max() <= end_ns - begin_ns:

@@ -111,7 +111,7 @@ class _Delays(msgspec.Struct, frozen=True, kw_only=True):
 def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: Ints) -> ExposedPieces:
     """Return the causes of all exposed communication of one rank of a graph.
 
-    `binding` holds the edge that bound each node, as paths show it (`shown_binding`).
+    `binding` holds the edge that bound each node, the predecessor that arrived last (`binding_edges`).
     """
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
     comm, compute = np.flatnonzero(part.span_kind == COMM), np.flatnonzero(part.span_kind == COMPUTE)

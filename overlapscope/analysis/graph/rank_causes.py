@@ -16,7 +16,7 @@ from overlapscope.analysis.graph.host_losses import awaited_communication, host_
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, UNEXPLAINED, Graph, RankPart
 from overlapscope.analysis.graph.self_test import causes_failed
-from overlapscope.analysis.graph.walk import binding_edges, shown_binding
+from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.analysis.per_rank.recorded_calls import calls_and_numbers
 from overlapscope.timeline.columns import Ints, concat, size, take
 from overlapscope.timeline.intervals import Intervals, complement, union
@@ -45,13 +45,13 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
         polled.append(_polled(graph, part))
-        shown = shown_binding(graph)
         failed = causes_failed(graph)
         if failed is not None:
             sampled = failed == UNKNOWN and _is_sampled(graph, part, timeline)
             return OwnCauses(reason=SAMPLED if sampled else REASONS[failed], polled=union(*polled))
-        idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
-        exposed.append(exposed_pieces(graph, part, timeline, shown))
+        binding = binding_edges(graph)
+        idle.append(idle_pieces(graph, part, timeline, binding))
+        exposed.append(exposed_pieces(graph, part, timeline, binding))
         ahead.append(_ahead(exposed[-1], part))
         losses += host_losses(graph, part, timeline, idle[-1])
         losses += awaited_communication(graph, part, timeline, exposed[-1])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT, IDLE_CAUSES, START_OF_RECORDING
 from overlapscope.analysis.cost.whole_cycles import causes_cut
@@ -119,8 +120,9 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
     """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (of
     1.5 times the median step: at most a fifth of them, or one beside others that are alike) and `causes_cut`; without
-    `start_of_recording` where its median over these steps is 0. They add up to it exactly, and those of waiting for a
-    late rank to `exposed_wait_ns`, unless that median, of another step, is larger."""
+    `start_of_recording` where its median over these steps is 0: then that is what the median is longer by with it. They
+    add up to it exactly, and those of waiting for a late rank to `exposed_wait_ns`, unless that median, of another
+    step, is larger."""
     causes_cut: list[int] = []
     """Numbers of complete steps that no step follows and that lack what the others lose before the next one begins, or
     whose `tail` is, for that, what is another cause in the steps that are followed: causes of these steps, and of all,
@@ -221,14 +223,18 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank, cut_short:
     table = found.alike(found.ranks_recorded)
     table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
     values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
-    exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
-    shared, idle_shared = _without_single_starts(table.causes), _without_single_starts(table.idle_causes)
+    step_ns = _value(table, STEP_TIME)
+    shared, exposed_ns = _without_single_starts(table, table.causes, "exposed_comm_ns")
+    idle_shared, idle_ns = _without_single_starts(table, table.idle_causes, "idle_ns")
     waits = {cause: ns for cause, ns in shared.items() if cause in EXPOSED_WAIT}
     others = {cause: ns for cause, ns in shared.items() if cause not in EXPOSED_WAIT}
     cut = sorted({*_causes_cut(ranks), *cut_short}) if of_steps else []
     sums = _typical_sums(table, *([waits, others] if values["exposed_wait_ns"] else [waits | others]), without=cut)
-    causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
-    idle = divided(values["idle_ns"] or 0, _typical_sums(table, idle_shared, without=cut_short))
+    causes = divided_by_cause(exposed_ns, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
+    idle = divided(idle_ns, _typical_sums(table, idle_shared, without=cut_short))
+    for found_ns, name, of_causes in ((exposed_ns, "exposed_comm_ns", causes), (idle_ns, "idle_ns", idle)):
+        if (values[name] or 0) > found_ns:
+            of_causes[START_OF_RECORDING] = values[name] - found_ns
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",
@@ -296,13 +302,16 @@ def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints], without: Colle
     return {cause: ns for kind in (every if lacking else typical) for cause, ns in kind.items()}
 
 
-def _without_single_starts(causes: Mapping[str, Ints]) -> Mapping[str, Ints]:
-    """Return the causes (rank, step) without the start of the recording where its median over steps is 0: a median step
-    has none of it."""
+def _without_single_starts(table: StepFigures, causes: Mapping[str, Ints], name: str) -> tuple[Mapping[str, Ints], int]:
+    """Return the causes (rank, step) of a figure, and its median over steps, without the start of the recording where
+    the median of that is 0: few steps have some of it, which is none of what the others lose."""
     begins = causes.get(START_OF_RECORDING)
-    if begins is None or np.median(begins.sum(axis=0)) > 0:
-        return causes
-    return {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
+    if begins is not None and np.median(begins.sum(axis=0)) == 0:
+        whole = table.figures[name]
+        rest = np.where(table.recorded & (whole != NONE), whole - begins, whole)
+        table = replace(table, figures={**table.figures, name: rest})
+        causes = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
+    return causes, round(_value(table, name) or 0)
 
 
 def _few_long(step_ns: Ints, outside_ns: Ints) -> Flags:

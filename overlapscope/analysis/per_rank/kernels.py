@@ -49,7 +49,8 @@ class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the compute time in kernels with larger grids than those of their name on other ranks."""
     usual_ns: float
     """Time that its kernels would take at the usual speed. Of those that do unlike work in their calls, as large and
-    small matrix products of one name and grid, the usual time is not known: they are as slow as the others."""
+    small matrix products of one name and grid, the usual time is not known: they are as slow as the others. Nor is it
+    of those with a grid of their own whose blocks take unlike longer than others': their blocks do other work."""
     sized: float = 1.0
     """Share of the compute time in kernels whose grids may measure their work: not those that have others in each
     step."""
@@ -121,13 +122,15 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
             sizes=_usual(work / calls, by_name, len(names)),
         )
 
-    def expected_ns(self, table: KernelTotals, name: Codes) -> Floats:
-        """Return the usual time of a rank's kernels: by name and grid, else by blocks; NaN where neither is known."""
+    def expected_ns(self, table: KernelTotals, name: Codes) -> tuple[Floats, Flags]:
+        """Return the usual time of a rank's kernels: by name and grid, else by blocks; NaN where neither is known. And
+        which of them are by blocks."""
         grid = np.searchsorted(self.blocks, table.blocks)
         times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
         by_block = np.where(table.blocks == NONE, np.nan, self.speeds_ns[name] * table.blocks)
-        one: Floats = np.where(np.isnan(times), by_block, times)
-        return table.count.astype(np.float64) * one
+        own_grid: Flags = np.isnan(times)
+        expected: Floats = table.count.astype(np.float64) * np.where(own_grid, by_block, times)
+        return expected, own_grid
 
 
 def _usual(values: Floats, key: Ints, keys: int) -> Floats:
@@ -184,7 +187,7 @@ def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
             compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=compute
         )
     name = usual.names.encode(table.name)
-    expected = usual.expected_ns(table, name)
+    expected, own_grid = usual.expected_ns(table, name)
     known = np.isfinite(expected) & (expected > 0)
     sizes = usual.sizes[name]
     sized = _sized(table, name)
@@ -206,6 +209,9 @@ def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
     even = known & ~mixed
     # Equal devices differ by some percent: to be a little faster is no more work.
     pace = max(_slowness(taken[even] / expected[even], expected[even]) if even.any() else slowness, 1.0)
+    unlike = (taken > UNLIKE * pace * expected) | (taken * UNLIKE < pace * expected)
+    mixed |= even & own_grid & unlike
+    even &= ~mixed
     return RankCompute(
         compute_ns=round(compute),
         slowness=slowness,

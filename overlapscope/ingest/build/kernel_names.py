@@ -48,6 +48,8 @@ class _Rule(msgspec.Struct, frozen=True):
     op: str | None = None
     contains: tuple[str, ...] = ()
     """Lower-case texts, one of which is in every name that matches; if empty, every name is searched."""
+    direct: bool = False
+    """Whether each device reads or writes its peers' memory itself, in one or two stages."""
 
 
 class Classifier:
@@ -91,6 +93,12 @@ def may_describe_collective(name: str) -> bool:
 def surrounds_collective(name: str) -> bool:
     """Return whether a kernel launched directly inside this host range belongs to a collective."""
     return name == RECORD_PARAM_COMMS or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
+
+
+def reaches_peers(name: str) -> bool:
+    """Return whether a kernel communicates in one or two stages in which each device reads or writes its peers' memory
+    itself: custom, one-shot and two-shot kernels, which take less latency than rings and trees."""
+    return next((rule.direct for rule, _ in _matches(_comm_rules(), name[:MAX_NAME])), False)
 
 
 def canonical_operation(spelling: object) -> str | None:
@@ -154,7 +162,7 @@ def _table(name: str) -> Mapping[str, Any]:
 
 
 def _rule(row: Mapping[str, Any], role: int) -> _Rule:
-    return _Rule(row["pattern"], role, row.get("op"), tuple(row.get("contains", ())))
+    return _Rule(row["pattern"], role, row.get("op"), tuple(row.get("contains", ())), row.get("direct", False))
 
 
 @cache

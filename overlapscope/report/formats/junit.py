@@ -122,7 +122,8 @@ def _of_scaling(found: Scaling) -> Iterator[_Case]:
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[_Case]:
+    mean = analysis.mean_step
     for info in analysis.ranks:
-        for name, value in rank_figures(info).items():
+        for name, value in rank_figures(info, mean).items():
             words = f"{label(name)}: {with_unit(value, 'ratio' if name in RATIOS else 'ns')}"
             yield _Case(f"rank {info.rank} {name}", "skipped" if value is None else "passed", words)

@@ -12,8 +12,9 @@ from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.job_step.attribution import Part
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.job_step.metrics import METRICS
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, MeanStep
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import count, inert
 from overlapscope.report.rank_columns import RATIOS, TIMES, rank_figures
@@ -64,24 +65,38 @@ def _families(document: Document) -> Iterator[_Family]:
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
-    ranks = {info.rank: rank_figures(info) for info in analysis.ranks}
-    for name in (*TIMES, *RATIOS):
-        words = f"{METRIC_LABELS.get(name, 'length')}: median over complete steps, else the whole recording"
-        known = ((rank, value) for rank, figures in ranks.items() if (value := figures[name]) is not None)
-        yield _family(name, words, [((("rank", str(rank)),), _value(value, name)) for rank, value in known])
-    head = analysis.headline
+    """Yield medians; where the mean step is the main figure, families of their own with means, too."""
+    head, mean = analysis.headline, analysis.mean_step
     of = f"median of {count(head.steps, 'step')}, mean over ranks" if head.steps else "whole recording, mean over ranks"
-    for name in HEADLINES:
-        value = getattr(head, name)
-        samples: list[tuple[Labels, str]] = [] if value is None else [((), _value(value, name))]
-        yield _family(f"job_{name}", f"{METRIC_LABELS.get(name, 'step time')} of the job: {of}", samples)
-    shares: list[tuple[Labels, str]] = [((("cause", cause),), _value(ns, "_ns")) for cause, ns in head.causes.items()]
-    yield _family("job_exposed_by_cause_ns", "exposed communication of the job by cause: adds up to it", shares)
-    idle: list[tuple[Labels, str]] = [((("cause", each),), _value(ns, "_ns")) for each, ns in head.idle_causes.items()]
-    yield _family("job_idle_by_cause_ns", "idle time of the job by cause: adds up to it", idle)
-
+    yield from _of_ranks(analysis, "median over complete steps, else the whole recording")
+    yield from _of_job(head, of)
+    if mean is not None:
+        stands_first = f"mean of {count(mean.steps, 'step')}, which is the main figure of this run"
+        yield from _of_ranks(analysis, stands_first, mean)
+        yield from _of_job(mean, stands_first, "mean_")
     if analysis.throughput is not None:
         yield from _of_throughput(analysis.throughput)
+
+
+def _of_ranks(analysis: Analysis, of: str, mean: MeanStep | None = None) -> Iterator[_Family]:
+    ranks = {info.rank: rank_figures(info, mean) for info in analysis.ranks}
+    for name in (*TIMES, *RATIOS):
+        words = f"{METRIC_LABELS.get(name, 'length')}: {of}"
+        known = ((rank, value) for rank, figures in ranks.items() if (value := figures[name]) is not None)
+        samples: list[tuple[Labels, str]] = [((("rank", str(rank)),), _value(value, name)) for rank, value in known]
+        yield _family(name if mean is None else f"mean_{name}", words, samples)
+
+
+def _of_job(main: Headline | MeanStep, of: str, before: str = "") -> Iterator[_Family]:
+    for name in HEADLINES:
+        value = getattr(main, name)
+        samples: list[tuple[Labels, str]] = [] if value is None else [((), _value(value, name))]
+        yield _family(f"job_{before}{name}", f"{METRIC_LABELS.get(name, 'step time')} of the job: {of}", samples)
+    for name, words, causes in (
+        ("exposed", "exposed communication", main.causes), ("idle", "idle time", main.idle_causes)
+    ):  # fmt: skip
+        shares: list[tuple[Labels, str]] = [((("cause", each),), _value(ns, "_ns")) for each, ns in causes.items()]
+        yield _family(f"job_{before}{name}_by_cause_ns", f"{words} of the job by cause: adds up to it", shares)
 
 
 def _of_throughput(found: Throughput) -> Iterator[_Family]:
@@ -96,6 +111,12 @@ def _of_throughput(found: Throughput) -> Iterator[_Family]:
         ("goodput_ratio", "ratio", "share of the recorded wall time in complete steps", found.goodput),
         ("exposed_gpu_hours_a_day", "", "GPU-hours a day of exposed communication", found.exposed_gpu_hours_a_day),
         ("idle_gpu_hours_a_day", "", "GPU-hours a day of idle devices", found.idle_gpu_hours_a_day),
+        (
+            "late_starts_gpu_hours_a_day",
+            "",
+            "GPU-hours a day before the first kernels of ranks that begin late",
+            found.late_starts_gpu_hours_a_day,
+        ),
     ):
         yield _Family(f"{PREFIX}{name}", unit, words, [] if value is None else [((), repr(float(value)))])
 

@@ -7,11 +7,10 @@ from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.model import Sheet, Table
-from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_label
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_label, typical_windows
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.sheet.gate import grown_table, sheet_of_gate
 from overlapscope.report.sheet.history import sheet_of_history
@@ -67,12 +66,12 @@ def _of_analysis(analysis: Analysis) -> Sheet:
     return Sheet(
         title=text.headline(analysis),
         lead=(
-            *text.triggers_text(analysis),
+            *text.recording_lines(analysis),
             *(line for line in text.sentence(analysis).splitlines() if line),
             *filter(
                 None, (text.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))
             ),
-            *throughput_text.lines(analysis.throughput, analysis.headline),
+            *throughput_text.lines(analysis.throughput, analysis.headline, analysis.mean_step),
         ),
         why=cross_rank_sentences(analysis),
         why_table=straggler_table(analysis),
@@ -84,13 +83,14 @@ def _of_analysis(analysis: Analysis) -> Sheet:
 
 def _rank_table(analysis: Analysis) -> Table:
     columns = [each for each in COLUMNS if each.in_report]
-    of_mean = kinds_of_steps(analysis) is not None
+    mean = analysis.mean_step
     rows = [
-        (rank_label(info), *(each.cell_of_rank(info, of_mean=of_mean) for each in columns))
+        (rank_label(info), *(each.cell_of(typical_windows(info, mean), of_mean=mean is not None) for each in columns))
         for info in analysis.ranks[:MAX_RANKS]
     ]
     of_steps = any(map(complete_steps, analysis.ranks))
-    typical = "Means over complete steps." if of_mean else "Medians over complete steps; columns need not add up."
+    typical = "Medians over complete steps; columns need not add up."
+    typical = typical if mean is None else f"Means of {count(mean.steps, 'step')}."
     note = typical if of_steps else "Whole recordings."
     if len(analysis.ranks) > MAX_RANKS:
         note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"

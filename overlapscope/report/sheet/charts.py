@@ -13,7 +13,7 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.job_step.attribution import Attribution
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis
-from overlapscope.report.formatting import ms, size
+from overlapscope.report.formatting import count, ms, size
 from overlapscope.report.model import Chart, Series
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.sheet.analysis import call_name
@@ -21,7 +21,9 @@ from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
 from overlapscope.report.sheet.waiting import wait_charts
+from overlapscope.report.text.analysis import idle_of_steps
 from overlapscope.report.text.compare import METRIC_LABELS, part_names
+from overlapscope.report.text.exposed_causes import exposed_by_cause
 
 MAX_ROWS = 64
 """At most this many ranks are drawn as bars."""
@@ -57,8 +59,8 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     head = analysis.headline
     if head.window is None:
         return
-    what, there = head.window, set(head.ranks)
-    of_rank = {info.rank: rank_figures(info) for info in analysis.ranks if info.rank in there}
+    what, there, mean = head.window, set(head.ranks), analysis.mean_step
+    of_rank = {info.rank: rank_figures(info, mean) for info in analysis.ranks if info.rank in there}
     shown = sorted(sorted(of_rank, key=lambda rank: -(of_rank[rank]["exposed_comm_ns"] or 0))[:MAX_ROWS])
     cut = (
         f" Shown: the {len(shown)} of {len(of_rank)} ranks with the most exposed time."
@@ -67,10 +69,11 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     )
     exposed = [(rank, of_rank[rank]["exposed_comm_ns"] or 0) for rank in shown]
     worst = max(exposed, key=lambda each: each[1])
-    medians = "Medians of each part, which need not add up" if head.steps > 1 else f"Parts of a {what}"
+    parts = "Medians of each part, which need not add up" if head.steps > 1 else f"Parts of a {what}"
+    parts = parts if mean is None else f"Means of {count(mean.steps, 'step')}"
     yield Chart(
         title=f"Where a {what} goes, by rank",
-        words=f"{medians}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{cut}",
+        words=f"{parts}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{cut}",
         kind="stacked",
         axis=f"ms a {what}",
         categories=tuple(f"rank {rank}" for rank in shown),
@@ -80,11 +83,15 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     )
     yield from _steps(head)
     on_cpu = not analysis.run.has_device
-    causes = [(cause_label(name, on_cpu=on_cpu), ns) for name, ns in head.causes.items()]
-    yield _parts("Why communication is exposed", f"ms a {what}", causes)
-    idle = [(idle_label(name, on_cpu=on_cpu), ns) for name, ns in head.idle_causes.items()]
-    if {*head.idle_causes} != {"unknown"}:
-        yield _parts("Why time is idle", f"ms a {what}", idle, "idle")
+    exposed_ns, of_mean = exposed_by_cause(analysis)
+    causes = [(cause_label(name, on_cpu=on_cpu), ns) for name, ns in exposed_ns.items()]
+    yield _parts("Why communication is exposed", f"{'mean ' * of_mean}ms a {what}", causes)
+    main = mean or head
+    times = idle_of_steps(analysis)[0] / (main.idle_ns or 1)
+    idle = [(idle_label(name, on_cpu=on_cpu), times * ns) for name, ns in main.idle_causes.items()]
+    if {*main.idle_causes} != {"unknown"}:
+        of_mean = mean is not None or times != 1
+        yield _parts("Why time is idle", f"{'mean ' * of_mean}ms a {what}", idle, "idle")
     yield from wait_charts(analysis)
     rows = [(_call_label(each), each.exposed_ns or 0) for each in analysis.collectives]
     yield _parts(
@@ -118,16 +125,16 @@ def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]], what: str =
 
 def _steps(head: Headline) -> Iterator[Chart]:
     """Yield the chart over steps: step time, and exposed time as the mean over ranks."""
-    count = len(head.job_steps)
-    if count < 2:
+    steps = len(head.job_steps)
+    if steps < 2:
         return
-    stride = -(-count // MAX_POINTS)
+    stride = -(-steps // MAX_POINTS)
     shown = head.job_steps[::stride]
     lengths, exposed = ([getattr(each, name) / 1e6 for each in shown] for name in ("step_ns", "exposed_comm_ns"))
     thinned = f" Every {stride}. step is drawn." if stride > 1 else ""
     yield Chart(
         title="Step by step",
-        words=f"{count} steps of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
+        words=f"{steps} steps of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
         f"exposed {min(exposed):,.3f} to {max(exposed):,.3f} ms.{thinned}",
         kind="lines",
         axis="ms",

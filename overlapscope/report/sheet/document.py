@@ -11,6 +11,7 @@ from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.graph.answers import Chain
 from overlapscope.analysis.job_step.metrics import METRICS, OF_JOB_STEPS
+from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.result import Analysis, with_headline
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.calibrate import NoiseFloor
@@ -69,7 +70,7 @@ def decoded(content: bytes) -> Document:
         raise InputError(f"is damaged, or was edited: {error}") from error
     _check(document)
     try:
-        return with_headline(document) if isinstance(document, Analysis) else document
+        return with_mean_step(with_headline(document)) if isinstance(document, Analysis) else document
     except OverflowError as error:
         raise InputError(f"is damaged, or was edited: {error}") from error
 

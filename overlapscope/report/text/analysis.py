@@ -16,22 +16,22 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import FewSteps, Headline, StepOfJob, few_communicate, left_out
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate, left_out
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE
+from overlapscope.analysis.mean_step import lacks_start
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
     Analysis,
     CaptureCost,
+    MeanStep,
     RankInfo,
     RecordedSteps,
     StepBreakdown,
     WithoutOutliers,
-    overlapping_ns,
     slowed_by_communication,
     without_outliers,
 )
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
-from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.display import list_some
 from overlapscope.report.formatting import (
     EXPLAIN,
@@ -44,7 +44,7 @@ from overlapscope.report.formatting import (
     percent,
     size,
 )
-from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label, typical_windows
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank, dry_step
 from overlapscope.report.text import throughput as throughput_text
@@ -91,12 +91,9 @@ OWN_WITHIN = 0.002
 """A share that is further from that of the times beside it needs a word: it is a median itself."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
-LOSES_MUCH = 0.1
-"""The mean step stands first where it loses at least this share, and ..."""
-SEVERAL = 3
-"""... at least so many times the share that the median step does, and ..."""
-FEWEST_LOSSY = 2
-"""... so many steps, besides the first, lose more than the mean one: a single pause is an outlier. Choices."""
+COSTS_MUCH = 0.1
+"""A single step is named from this share of the time of all steps on that it takes more than the median one. A
+choice."""
 LEAST_APART = 0.01
 WIDE = 5
 """Ends of an interval that differ more say how much it is at most, and nothing else. A choice."""
@@ -107,12 +104,13 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
 
     `all_rows` lists every rank and step; otherwise long lists are cut and a line states how much is missing.
     """
-    rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput, analysis.headline))
+    rates = "\n".join(
+        fill(line, MAX_WIDTH)
+        for line in throughput_text.lines(analysis.throughput, analysis.headline, analysis.mean_step)
+    )
     timed = any(rank.whole.window_ns for rank in analysis.ranks)
     details = all_rows or not timed
-    run = analysis.run
-    said = (*triggers_text(analysis), *sampling_text(run.recorded_steps), *capture_cost_text(run.capture_cost))
-    why = (fill(line, MAX_WIDTH) for line in said)
+    why = (fill(line, MAX_WIDTH) for line in recording_lines(analysis))
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append("\n".join(filter(None, (exposed_causes_text(analysis), longer_than_like_text(analysis)))))
@@ -123,12 +121,10 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts.append(fill(empty_ranges_text(analysis), MAX_WIDTH))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     if details:
-        head = analysis.headline
-        known_ns = (head.exposed_comm_ns or 0) - head.causes.get(START_OF_RECORDING, 0)
-        parts.append(exposed_by_text(analysis.exposed_by, known_ns))
+        parts.append(exposed_by_text(analysis.exposed_by, placed_ns(analysis)))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if timed:
-        few, own_ns = few_communicate(analysis.headline), _apart(analysis.headline)
+        few, own_ns = few_communicate(analysis.headline), _apart(analysis)
         parts.append(critical_path_text(analysis.critical_path, few, own_ns))
         parts.append(longest_loss_text(analysis.critical_path.longest_loss))
     parts.append(dry_step.lines(analysis.dry_step, all_rows=all_rows))
@@ -176,6 +172,13 @@ def _steps(steps: int, recorded: RecordedSteps | None) -> str:
     return f"{recorded.recorded} of {count(recorded.of, 'step')} recorded{every}"
 
 
+def recording_lines(analysis: Analysis) -> list[str]:
+    """Return lines on the recording itself, which all figures are to be read with: why it is there, and what it shows
+    too much or too little of."""
+    run = analysis.run
+    return [*triggers_text(analysis), *sampling_text(run.recorded_steps), *capture_cost_text(run.capture_cost)]
+
+
 def triggers_text(analysis: Analysis) -> list[str]:
     """Return lines on why a running job recorded this trace, and on the traces that it recorded beside this run."""
     made = [f"Recorded by a trigger: {one_row(each.reason)}" for each in analysis.run.triggers if each.trace is None]
@@ -214,26 +217,46 @@ def sentence(analysis: Analysis) -> str:
         return UNTIMED
     if head.window is None:
         return "No times were recorded: exposed communication cannot be measured from these sources."
-    few = few_communicate(head)
+    first = [first_sentence(analysis), median_text(analysis), basis_text(analysis)]
+    return "\n".join([*filter(None, first), *further_sentences(analysis)])
+
+
+def first_sentence(analysis: Analysis) -> str:
+    """Return the main figures in a sentence, of a run with times: of the mean step where `mean_step` says so."""
+    few, mean = few_communicate(analysis.headline), analysis.mean_step
     if few is not None:
-        first = few_text(head, few)
-    elif head.exposed_comm_ns is None:
-        first = f"{no_communication(analysis)}{ms(head.step_ns)} ms {head.window}."
-    else:
-        first = (
-            f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
-            f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute{_copies(head)}."
-        )
-    mean = "" if few is not None else _mean_text(analysis)
-    lines, over = [mean, f"In the median {first[0].lower()}{first[1:]}"] if mean else [first], headline_basis(head)
-    most = _most_exposed(analysis) if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1 else ""
-    if most:
-        lines.append(f"{over}; {most}.")
-    elif over:
-        lines.append(f"{over}.")
+        return few_text(analysis.headline, few)
+    return _median_step_text(analysis) if mean is None else _mean_text(mean, analysis)
+
+
+def median_text(analysis: Analysis) -> str:
+    """Return what the median step gives, where the first sentence is of the mean one; else nothing."""
+    if few_communicate(analysis.headline) is not None or analysis.mean_step is None:
+        return ""
+    of_median = _median_step_text(analysis)
+    return f"In the median {of_median[0].lower()}{of_median[1:]}"
+
+
+def basis_text(analysis: Analysis) -> str:
+    """Return what medians are of, and the most and the least exposed rank; empty for one window."""
+    over = headline_basis(analysis.headline)
+    ends = exposed_most_and_least(analysis)
+    if ends is None:
+        return f"{over}." if over else ""
+    (worst, most_ns), (least, least_ns) = ends
+    most, fewest = ms(most_ns), ms(least_ns)
+    if most == fewest:
+        return f"{over}; the same on every rank."
+    return f"{over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
+
+
+def further_sentences(analysis: Analysis) -> list[str]:
+    """Return what is to know besides the main figures, of a run with times."""
+    head, few = analysis.headline, few_communicate(analysis.headline)
+    lines = []
     if (usual := without_outliers(analysis)) is not None:
         lines.append(_usual_text(usual))
-    elif not mean and few is None:
+    elif analysis.mean_step is None:
         lines += _costly_step(head)
     if few is not None:
         more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
@@ -242,47 +265,47 @@ def sentence(analysis: Analysis) -> str:
             f"{ms(few.quiet_ns)} ms; in the mean {more}."
         )
     lines += [*_left_out(analysis), *_cut_text(head), *_outside(analysis), *_lacking(analysis)]
-    return "\n".join([*lines, *_repeated(analysis), *_sampled(analysis)])
+    return [*lines, *_repeated(analysis), *_sampled(analysis)]
 
 
-def _copies(head: Headline) -> str:
+def _median_step_text(analysis: Analysis) -> str:
+    head = analysis.headline
+    if head.exposed_comm_ns is None:
+        return f"{no_communication(analysis)}{ms(head.step_ns)} ms {head.window}."
+    return (
+        f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
+        f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute{copies_text(head)}."
+    )
+
+
+def copies_text(head: Headline) -> str:
     """Return what copies alone take of a step, where that is more than the losses that else stand first."""
     copied_ns, others = head.copy_only_ns or 0, (head.exposed_comm_ns or 0, head.idle_ns or 0)
     worth = copied_ns > max(others) and copied_ns >= throughput_text.WORTH_COPIES * (head.step_ns or 0)
     return f"; memcpy alone takes {ms(copied_ns)} ms" if worth else ""
 
 
-def _mean_text(analysis: Analysis) -> str:
-    """Return a sentence on the mean step, where the median one misleads: where steps of the ranks overlap, where they
-    are of two kinds, and where some lose much and the median one has next to nothing of it; else nothing."""
-    head, cost = analysis.headline, analysis.throughput
-    if (mean_ns := _overlapping_ns(analysis)) is not None:
-        share = cost.exposed_fraction if cost else None
-        takes = f"a step takes {ms(mean_ns)} ms"
-        if share is not None:
-            takes = f"{_of_mean(share * mean_ns, mean_ns)} is exposed communication ({percent(share)})"
+def _mean_text(mean: MeanStep, analysis: Analysis) -> str:
+    """Return the main figures of the mean step, which stands first, and why it does."""
+    if mean.because == "steps_overlap":
+        takes = f"a step takes {ms(mean.step_ns)} ms"
+        if mean.exposed_comm_ns is not None:
+            without = ", without the start of the recording" * lacks_start(mean, analysis)
+            takes = f"{_of_mean(mean)} is exposed communication ({percent(mean.exposed_fraction)}){without}"
         return f"In the mean {takes}: steps of the ranks overlap."
-    steps = [each for each in head.job_steps if cost is None or each.step not in cost.cut_short]
-    lossy, kinds = _lossy_steps(head, steps), kinds_of_steps(analysis)
-    if lossy < FEWEST_LOSSY and (kinds is None or head.exposed_comm_ns is None):
-        return ""
-    of_kinds = (
-        ""
-        if kinds is None
-        else (
-            f"; {count(len(kinds.short), 'step')} take {ms(kinds.short_ns)} ms, {len(kinds.long)} others "
-            f"{ms(kinds.long_ns)} ms"
-        )
-    )
-    which = f", most of it in {lossy} of {count(len(steps), 'step')}" if lossy >= FEWEST_LOSSY else ""
-    step_ns, exposed_ns, idle_ns = (
-        fmean(getattr(each, name) for each in steps) for name in ("step_ns", "exposed_comm_ns", "idle_ns")
-    )
-    step_ns = overlapping_ns(analysis) or step_ns
+    which = f", most of it in {mean.lossy} of {count(mean.steps, 'step')}" if mean.lossy else ""
+    of_kinds = ""
+    if (kinds := mean.kinds) is not None:
+        short, long = len(kinds.short), len(kinds.long)
+        of_kinds = f"; {count(short, 'step')} take {ms(kinds.short_ns)} ms, {long} others {ms(kinds.long_ns)} ms"
     return (
-        f"In the mean {_of_mean(exposed_ns, step_ns)} is exposed communication ({percent(exposed_ns / step_ns)}) and "
-        f"{ms(idle_ns)} ms idle{which}{of_kinds}."
+        f"In the mean {_of_mean(mean)} is exposed communication ({percent(mean.exposed_fraction)}) and "
+        f"{ms(mean.idle_ns)} ms idle{which}{of_kinds}."
     )
+
+
+def _of_mean(mean: MeanStep) -> str:
+    return f"{ms(mean.exposed_comm_ns)} ms of a {ms(mean.step_ns)} ms step"
 
 
 def _costly_step(head: Headline) -> list[str]:
@@ -291,37 +314,10 @@ def _costly_step(head: Headline) -> list[str]:
     every_ns = sum(each.step_ns for each in steps)
     longest = max(steps, key=lambda each: each.step_ns, default=None)
     more_ns = longest.step_ns - usual_ns if longest else 0
-    if head.window != "step" or longest is None or more_ns < LOSES_MUCH * every_ns:
+    if head.window != "step" or longest is None or more_ns < COSTS_MUCH * every_ns:
         return []
     much = f"{ms(more_ns)} ms more than the median one, {percent(more_ns / every_ns)} of the time of all steps"
     return [f"Step {longest.step} takes {ms(longest.step_ns)} ms: {much}."]
-
-
-def _overlapping_ns(analysis: Analysis) -> float | None:
-    """Return what a step takes in the mean, where those of the job overlap by much and have no pace; else None."""
-    head = analysis.headline
-    mean_ns = overlapping_ns(analysis) if head.pace_ns is None else None
-    return mean_ns if mean_ns is not None and mean_ns <= (1 - LACKS) * (head.step_ns or 0) else None
-
-
-def _of_mean(ns: float, step_ns: float) -> str:
-    return f"{ms(ns)} ms of a {ms(step_ns)} ms step"
-
-
-def _lossy_steps(head: Headline, steps: Sequence[StepOfJob]) -> int:
-    """Return how many steps lose more than the mean one, where the median step loses next to nothing beside that.
-
-    It is so even without the first step, which may lose what a job loses once.
-    """
-    later = steps[1:]
-    if head.window != "step" or head.exposed_comm_ns is None or not later or not head.step_ns:
-        return 0
-    lost = [each.exposed_comm_ns + each.idle_ns for each in later]
-    share = sum(lost) / max(sum(each.step_ns for each in later), 1)
-    usual = (head.exposed_comm_ns + (head.idle_ns or 0)) / head.step_ns
-    if share < max(SEVERAL * usual, LOSES_MUCH) or sum(ns > fmean(lost) for ns in lost) < FEWEST_LOSSY:
-        return 0
-    return sum(each.exposed_comm_ns + each.idle_ns > fmean(lost) for each in steps)
 
 
 def _repeated(analysis: Analysis) -> Iterator[str]:
@@ -446,30 +442,32 @@ def share_text(head: Headline) -> str:
     return f"median share {percent(fraction)}"
 
 
-def headline_basis(head: Headline) -> str:
+def headline_basis(head: Headline, mean: MeanStep | None = None) -> str:
     """Return what the main figures are of, as "Medians of 6 steps, means over 2 ranks"; empty for one window."""
-    over = [f"medians of {count(head.steps, 'step')}"] if head.steps > 1 else []
+    typical, steps = ("medians", head.steps) if mean is None else ("means", mean.steps)
+    over = [f"{typical} of {count(steps, 'step')}"] if steps > 1 else []
     over += [f"means over {len(head.ranks)} ranks"] if len(head.ranks) > 1 else []
     return ", ".join(over).capitalize()
 
 
-def _most_exposed(analysis: Analysis) -> str:
-    """Return which of the headline's ranks have the most and the least exposed time, by their own medians; empty where
-    the median of all lies outside of these, or the sums over steps have another order, as they may where steps differ.
-    """
+def exposed_most_and_least(analysis: Analysis) -> tuple[tuple[int, float], tuple[int, float]] | None:
+    """Return which of the headline's ranks have the most and the least exposed time, by their own medians, and these;
+    None where the median of all lies outside of these, or the sums over steps have another order, as they may where
+    steps differ, where few communicate, and of a single rank."""
+    head = analysis.headline
+    if few_communicate(head) is not None or head.exposed_comm_ns is None or len(head.ranks) < 2:
+        return None
     exposed = {info.rank: rank_figures(info)["exposed_comm_ns"] or 0 for info in analysis.ranks
-               if info.rank in set(analysis.headline.ranks)}  # fmt: skip
+               if info.rank in set(head.ranks)}  # fmt: skip
     worst, least = max(exposed, key=lambda rank: exposed[rank]), min(exposed, key=lambda rank: exposed[rank])
-    most, fewest = ms(exposed[worst]), ms(exposed[least])
-    if most == fewest:
-        return "the same on every rank"
     sums = {
         info.rank: sum(each.exposed_comm_ns or 0 for each in info.steps if each.complete) for info in analysis.ranks
     }
     same_order = all(sums[least] <= sums[rank] <= sums[worst] for rank in exposed)
-    if not same_order or not exposed[least] <= (analysis.headline.exposed_comm_ns or 0) <= exposed[worst]:
-        return ""
-    return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
+    unlike = ms(exposed[worst]) != ms(exposed[least])
+    if unlike and (not same_order or not exposed[least] <= head.exposed_comm_ns <= exposed[worst]):
+        return None
+    return (worst, exposed[worst]), (least, exposed[least])
 
 
 def _of_pace(analysis: Analysis) -> str:
@@ -502,8 +500,8 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
         step_ns, apart_ns = head.step_ns or 0, sum(ns for ns, _ in parts)
         own_ns, exposed_ns = step_ns - apart_ns, head.exposed_comm_ns or 0
         own = f"; of its own {ms(own_ns)} ms {percent(exposed_ns / max(own_ns, 1))} are exposed"
-        far = head.window == "recording" or apart_ns >= APART * step_ns
-        if far or _overlapping_ns(analysis) is None:  # else the first sentence says it, with what a step takes
+        far, mean = head.window == "recording" or apart_ns >= APART * step_ns, analysis.mean_step
+        if far or mean is None or mean.because != "steps_overlap":  # else the first sentence says what a step takes
             yield f"A rank's own window is shorter than the {head.window} of the job, by {named}{own if far else ''}."
 
 
@@ -535,7 +533,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
     rows: list[list[str]] = []
     notes: list[str] = []
     timed = [rank for rank in analysis.ranks if rank.whole.window_ns is not None]
-    of_mean = kinds_of_steps(analysis) is not None
+    mean = analysis.mean_step
     if not timed:
         return ""
     for rank in _worst(timed, len(timed) if all_rows else MAX_RANKS):
@@ -545,7 +543,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
             if len(shown) < len(rank.steps):
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
-            rows.append(_typical_row(rank, of_mean=of_mean))
+            rows.append(_typical_row(rank, mean))
         several = len(rank.steps) > 1 and len(timed) <= MAX_WHOLE
         if all_rows or several or not rank.steps or len(timed) == 1:
             rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
@@ -553,7 +551,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(label.endswith("*") for label, *_ in rows):
         notes.append("* recorded in part")
-    if len(timed) > 1 and not all_rows and not of_mean and any(len(rank.steps) > 1 for rank in timed):
+    if len(timed) > 1 and not all_rows and mean is None and any(len(rank.steps) > 1 for rank in timed):
         notes.append("Medians of each column: they need not add up to the window, which is the rank's own.")
     notes += _before_only_step(analysis)
     head = ["ms", *(each.label for each in COLUMNS)]
@@ -570,13 +568,12 @@ def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
     return f"{rank_label(rank)} step {step.step}{'' if step.complete else '*'}"
 
 
-def _typical_row(rank: RankInfo, *, of_mean: bool) -> list[str]:
-    """Return the row of a rank's median step, or of its mean one, where steps are of two kinds."""
+def _typical_row(rank: RankInfo, mean: MeanStep | None) -> list[str]:
+    """Return the row of a rank's median step, or of its mean one, where that is the main figure."""
     complete = complete_steps(rank)
-    steps = complete or [step for step in rank.steps if step.window_ns is not None]
-    mark = "" if complete else "*"
-    label = f"{rank_label(rank)} {'mean' if of_mean else 'median'} of {count(len(steps), 'step')}{mark}"
-    return [label, *(each.cell_of(steps, of_mean=of_mean) for each in COLUMNS)]
+    steps = typical_windows(rank, mean) if complete else [step for step in rank.steps if step.window_ns is not None]
+    label = f"{rank_label(rank)} {'median' if mean is None else 'mean'} of {count(len(steps), 'step')}"
+    return [label + "*" * (not complete), *(each.cell_of(steps, of_mean=mean is not None) for each in COLUMNS)]
 
 
 def longer_than_like_text(analysis: Analysis) -> str:
@@ -589,7 +586,8 @@ def longer_than_like_text(analysis: Analysis) -> str:
 def idle_text(analysis: Analysis) -> str:
     """Return why the headline's ranks were idle, in a line; empty without idle time or in documents of 0.1."""
     head = analysis.headline
-    if not head.idle_ns or not head.idle_causes:
+    main = analysis.mean_step or head
+    if not main.idle_ns or not main.idle_causes:
         return ""
     there = set(head.ranks)
     lacking = [info for info in analysis.ranks if info.rank in there and info.no_causes_reason]
@@ -597,35 +595,37 @@ def idle_text(analysis: Analysis) -> str:
     on = f" on {rank_list(info.rank for info in lacking)}" if 0 < len(lacking) < len(there) else ""
     because = f"unknown{on} because {' or '.join(sorted(why))}" if why else ""
     if any(info.no_causes_reason == SAMPLED for info in analysis.ranks if info.rank in there):
-        return f"Idle at most {ms(head.idle_ns)} ms a {head.window}: what ran then is {because}."
-    if why and {*head.idle_causes} == {"unknown"}:
-        return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
-    ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
+        return f"Idle at most {ms(main.idle_ns)} ms a {head.window}: what ran then is {because}."
+    if why and {*main.idle_causes} == {"unknown"}:
+        return f"Idle {ms(main.idle_ns)} ms a {head.window}: {because}."
+    ordered = sorted(main.idle_causes.items(), key=lambda item: -item[1])
     on_cpu = not analysis.run.has_device
-    idle_ns, of = _idle_of_steps(analysis)
-    times = idle_ns / head.idle_ns
+    idle_ns, of = idle_of_steps(analysis)
+    times = idle_ns / main.idle_ns
+    named = [(cause, ns) for cause, ns in ordered if ns >= WORTH_NAMING * main.idle_ns]
     shown = [
-        f"{idle_label(cause, on_cpu=on_cpu)} {ms(times * ns)} ms "
-        f"({_share_of_idle(analysis, cause, ns)}{_mostly_on(analysis, cause) * (ns >= WORTH_HOURS * head.idle_ns)})"
-        for cause, ns in ordered
-        if ns >= WORTH_NAMING * head.idle_ns
+        f"{idle_label(cause, on_cpu=on_cpu)} {ms(times * ns)} ms ({_share_of_idle(analysis, main, cause, ns)}"
+        f"{_mostly_on(analysis, cause) if ns >= WORTH_HOURS * main.idle_ns else ''})"
+        for cause, ns in named
     ]
-    rest_ns = head.idle_ns - sum(ns for _, ns in ordered if ns >= WORTH_NAMING * head.idle_ns)
-    if rest_ns >= WORTH_NAMING * head.idle_ns:  # medians need not add up to the median of their sum
-        shown.append(f"other {ms(times * rest_ns)} ms ({_share_of_idle(analysis, None, rest_ns)})")
+    rest_ns = main.idle_ns - sum(ns for _, ns in named)
+    if rest_ns >= WORTH_NAMING * main.idle_ns:  # medians need not add up to the median of their sum
+        shown.append(f"other {ms(times * rest_ns)} ms ({_share_of_idle(analysis, main, None, rest_ns)})")
     parts = ", ".join(shown)
     cores = "; some of it perhaps for lack of cores" if lack_cores(analysis.findings) else ""
     return f"Idle {ms(idle_ns)} ms {of}: {parts}{_in_pauses(analysis)}{cores}{because and '; '}{because}."
 
 
-def _idle_of_steps(analysis: Analysis) -> tuple[float, str]:
+def idle_of_steps(analysis: Analysis) -> tuple[float, str]:
     """Return the idle time that the causes add up to, and in words of which steps it is.
 
     That is the median step's, where it shows what steps are idle for: not where few of them have most of it, nor beside
     as many that are cut short, which the causes are without.
     """
-    head = analysis.headline
+    head, mean = analysis.headline, analysis.mean_step
     median_ns, usual = head.idle_ns or 0, f"a {head.window}"
+    if mean is not None:
+        return mean.idle_ns, f"a step in the mean of {mean.steps}, {ms(median_ns)} ms in the median one"
     if head.window != "step" or left_out(head):
         return median_ns, usual
     cut = analysis.throughput.cut_short if analysis.throughput else []
@@ -635,7 +635,7 @@ def _idle_of_steps(analysis: Analysis) -> tuple[float, str]:
     if cut and len(others) <= len(cut) and mean_ns:
         of = "in step" if len(others) == 1 else "a step in"
         return mean_ns, f"{of} {list_some([each.step for each in others])}{also}"
-    if not cut and (mean_ns > MEANS_FROM * median_ns or kinds_of_steps(analysis) is not None):
+    if not cut and mean_ns > MEANS_FROM * median_ns:
         return mean_ns, f"a step in the mean of {head.steps}{also}"
     return median_ns, usual
 
@@ -677,16 +677,16 @@ def empty_ranges_text(analysis: Analysis) -> str:
     )
 
 
-def _share_of_idle(analysis: Analysis, cause: str | None, ns: int) -> str:
+def _share_of_idle(analysis: Analysis, main: Headline | MeanStep, cause: str | None, ns: int) -> str:
     """Return the share of idle time that this is, None being no single cause; of a large one also the GPU-hours of a
     day, where they are known, and no long step is left out of the shares: these hours are of all steps, without the
     start of the recording."""
-    head, cost = analysis.headline, analysis.throughput
-    share, begin_ns = ns / (head.idle_ns or 1), head.idle_causes.get(START_OF_RECORDING, 0)
-    without = cause == START_OF_RECORDING or share < WORTH_HOURS or left_out(head)
+    cost, of_median = analysis.throughput, isinstance(main, Headline)
+    share, begin_ns = ns / (main.idle_ns or 1), main.idle_causes.get(START_OF_RECORDING, 0)
+    without = cause == START_OF_RECORDING or share < WORTH_HOURS or (of_median and left_out(analysis.headline))
     if cost is None or cost.idle_gpu_hours_a_day is None or cost.repeated is not None or without:
         return percent(share)
-    of_hours = ns / ((head.idle_ns or 1) - begin_ns)
+    of_hours = ns / ((main.idle_ns or 1) - begin_ns)
     price = None if cost.idle_price_a_day is None else of_hours * cost.idle_price_a_day
     return f"{percent(share)}, {throughput_text.cost_text(of_hours * cost.idle_gpu_hours_a_day, price)}"
 
@@ -780,6 +780,12 @@ def _short(words: str) -> str:
     return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
 
 
+def placed_ns(analysis: Analysis) -> int:
+    """Return the exposed time that is divided by place: that of a step without the start of the recording."""
+    main = analysis.mean_step or analysis.headline
+    return (main.exposed_comm_ns or 0) - main.causes.get(START_OF_RECORDING, 0)
+
+
 def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
     """Return `exposed_ns` by dimension, phase and module, one line each; a line with nothing known is left out."""
     lines = []
@@ -793,7 +799,11 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
     return "\n".join(lines)
 
 
-def _apart(head: Headline) -> int | None:
-    """Return a rank's own window of a step, where that of the job is much longer as steps of ranks lie apart."""
+def _apart(analysis: Analysis) -> int | None:
+    """Return a rank's own window of a step, where that of the job is much longer as steps of ranks lie apart: then it
+    holds parts of the steps beside it."""
+    head, mean = analysis.headline, analysis.mean_step
+    if mean is not None and mean.because == "steps_overlap":
+        return mean.step_ns
     step_ns, outside_ns = head.step_ns or 0, head.outside_ns or 0
     return step_ns - outside_ns if head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0 else None

@@ -195,15 +195,15 @@ class Stretch(NamedTuple):
 
 
 def stretches(chain: Sequence[Link], *, brief: bool = False, step: int | None = None) -> list[Stretch]:
-    """Return the rows of a chain, the latest first; `brief` names no kernels. Where a host was in another step than
-    `step`, that is said."""
+    """Return the rows of a chain, the latest first; `brief` names no kernels. Where a host was mostly in another step
+    than `step`, that is said."""
     found = []
     for _, group in groupby(chain, key=_stretch()):
         links = list(group)
         known = links[0].known if len(links) == 1 else KNOWN[ORDER]
         words = _words(links, brief=brief)
         if step is not None and len(links) == 1 and links[0].step not in (None, step):
-            words = words.replace("host: ", f"host, in step {links[0].step}: ", 1)
+            words = words.replace("host: ", f"host, mostly in step {links[0].step}: ", 1)
         found.append(Stretch(links[-1].start_ns, links[0].end_ns, links[0].rank, known, words, len(links)))
     return found
 

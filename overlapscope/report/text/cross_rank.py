@@ -11,7 +11,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import late_from_ns
 from overlapscope.analysis.result import Analysis, Skew, SkewRank
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
-from overlapscope.analysis.unseen_waits import has_unmatched, lacks_members
+from overlapscope.analysis.unseen_waits import comes_last, has_unmatched, lacks_members
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.operations import POINT_TO_POINT
@@ -284,13 +284,15 @@ def _together(held: Sequence[Straggler], analysis: Analysis) -> str:
 
 
 def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
-    """Return the delay of a straggler, which counts a lead that lasts once: empty where its removal gains more."""
-    if (each.removal_ns or 0) > each.blame_ns:
+    """Return the delay of a straggler, which counts a lead that lasts once: empty where its removal gains more, or
+    truth may be less, as others may have come after it, or more, as some of its calls could not be matched."""
+    more = has_unmatched(analysis, [each.rank])
+    if (each.removal_ns or 0) > each.blame_ns or (more and not comes_last(analysis, each.rank)):
         return ""
     listed = {rank.rank: rank.blame_ns for rank in analysis.skew.ranks}
     others = "other recorded ranks" if analysis.run.missing_ranks else "others"
     when = each.alone_in or each.late_in
-    least = "at least " * (has_unmatched(analysis) and not lacks_members(analysis))
+    least = "at least " * more
     return f"{who} delayed the {others} by {least}{_delay(each, listed)}{when}{_exposed(each, analysis)}; "
 
 
@@ -300,7 +302,7 @@ def _exposed(each: Straggler, analysis: Analysis) -> str:
     known = [figures.causes for figures in others if figures.causes]
     if len(known) < len(others) or len(analysis.skew.stragglers) > 1 or not known or analysis.run.missing_ranks:
         return ""
-    if has_unmatched(analysis):
+    if has_unmatched(analysis, [each.rank]):
         return ""  # what is exposed of waiting in calls that were not matched is not known
     exposed_ns = max(sum(causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for causes in known)
     less = exposed_ns < MOSTLY_EXPOSED * each.blame_ns
@@ -312,7 +314,7 @@ def _worth(each: Straggler, analysis: Analysis) -> str:
     late, too, at least that where calls could not be matched. Empty where that is not known."""
     if each.removal_ns is None or each.removal_low_ns is None or each.removal_high_ns is None:
         return ""
-    least, most = has_unmatched(analysis), lacks_members(analysis)
+    least, most = has_unmatched(analysis, [each.rank, *each.late_with]), lacks_members(analysis)
     if least and most:
         return ""
     whose = "their" if each.late_with else "its"

@@ -18,6 +18,7 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
 )
 from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.mean_step import lacks_start
 from overlapscope.analysis.result import (
     Analysis,
     causes_of_all_steps,
@@ -25,7 +26,6 @@ from overlapscope.analysis.result import (
     usual_causes,
     without_outliers,
 )
-from overlapscope.analysis.two_kinds import kinds_of_steps
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
@@ -40,6 +40,8 @@ OR_RANKS: Final = {
     "tail": " (or waiting)",
 }  # fmt: skip
 """What ends the labels of `MAY_BE_WAITING`, where calls that are not split into wait and transfer have `NOTABLE`."""
+AT_LEAST: Final = ", at least"
+"""What ends the label of waiting for late ranks there."""
 NEARLY_ALL: Final = 0.95
 """From this share of exposed time on, it is not said how much of it calls have that are not split."""
 SHARE_WITHIN: Final = 0.01
@@ -50,38 +52,89 @@ of what the longer ones expose, and the median step has little of it. A choice."
 
 
 def exposed_causes_text(analysis: Analysis) -> str:
-    """Return the table of causes of the headline's exposed time, and what is not known of them; empty without any.
+    """Return the table of causes of a step's exposed time, and what is not known of them; empty without any.
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why;
     of waiting that is little of a step the sum alone. Those of transfers stand below theirs, where all calls are split.
     """
     head = analysis.headline
-    if not head.causes or {*head.causes} == {"unknown"}:
+    if not _has_causes(analysis):
         return ""
     sums = _Sums.of(analysis)
-    ordered = sums.ordered()
-    may_wait = may_wait_shares(analysis, ordered)
-
-    def label(cause: str) -> str:
-        shown = cause_label(cause, on_cpu=not analysis.run.has_device)
-        return shown + OR_RANKS[cause] if cause in OR_RANKS and may_wait.get(cause, 0) >= NOTABLE else shown
-
-    late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
-    sent = [cause for cause in ordered if cause in TRANSFERS and late and head.exposed_wait_ns is not None]
-    groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
-    parts = [*groups, *((cause,) for cause in ordered if not any(cause in each for each in groups))]
+    may_wait = may_wait_shares(analysis, sums.ordered())
     rows = [sums.columns()]
-    for causes in sorted(parts, key=sums.less_of):
-        rows.append(sums.row(groups.get(causes) or label(causes[0]), causes))
-        divided = len(causes) > 1 and (causes != tuple(late) or sums.is_worth_dividing(late))
-        rows += [sums.row(f"  {label(each)}", [each]) for each in causes if divided and sums.shows(each)]
+    for name, causes in _parts(analysis, sums):
+        rows.append(sums.row(name, causes))
+        divided = len(causes) > 1 and (causes[0] not in WAITS_FOR_LATE_RANK or sums.is_worth_dividing(causes))
+        shown = [each for each in causes if divided and sums.shows(each)]
+        rows += [sums.row(f"  {_label(analysis, each, may_wait)}", [each]) for each in shown]
     lines = list(aligned(rows))
     if sums.mean_ns is not None:
         exposes = f"the mean step exposes {ms(sums.mean_ns)} ms, the median one {ms(head.exposed_comm_ns)} ms"
-        lines.append(f"Milliseconds are means of {count(sums.steps, 'step')}: {exposes}.")
+        means = f"means of {count(sums.steps, 'step')}{', without the start of the recording' * sums.without_start}"
+        lines.append(f"Milliseconds are {means}: {exposes}.")
     if any(may_wait.get(cause, 0) >= NOTABLE for cause in MAY_BE_WAITING):
         lines.append(fill(_may_wait(analysis, sums, may_wait), MAX_WIDTH, break_on_hyphens=False))
     return "\n".join(lines)
+
+
+class LargestCause(msgspec.Struct, frozen=True, kw_only=True):
+    """The first row of that table."""
+
+    label: str
+    ns: float
+    share: float
+    """Of the exposed time that milliseconds are of."""
+    causes: Sequence[str]
+    """The largest first."""
+    of_mean: bool
+    """Whether milliseconds are those of the mean step."""
+
+
+def largest_cause(analysis: Analysis) -> LargestCause | None:
+    """Return the first row of that table; None without one, and where the shown step has none of it."""
+    if not _has_causes(analysis):
+        return None
+    sums = _Sums.of(analysis)
+    label, causes = _parts(analysis, sums)[0]
+    ns, exposed_ns = sums.shown_ns(causes), sums.mean_ns or sums.head.exposed_comm_ns or 0
+    ordered = sorted(causes, key=lambda each: sums.less_of([each]))
+    if not ns or not exposed_ns:
+        return None
+    return LargestCause(label=label, ns=ns, share=ns / exposed_ns, causes=ordered, of_mean=sums.mean_ns is not None)
+
+
+def exposed_by_cause(analysis: Analysis) -> tuple[dict[str, float], bool]:
+    """Return the times of that table by single cause, in nanoseconds, and whether they are of the mean step."""
+    sums = _Sums.of(analysis)
+    found = {cause: sums.shown_ns([cause]) for cause in sums.ordered()}
+    return {cause: ns for cause, ns in found.items() if ns}, sums.mean_ns is not None
+
+
+def _has_causes(analysis: Analysis) -> bool:
+    return bool({*(analysis.mean_step or analysis.headline).causes} - {"unknown"})
+
+
+def _parts(analysis: Analysis, sums: "_Sums") -> list[tuple[str, tuple[str, ...]]]:
+    """Return the rows of the table by label, the largest first: single causes, and those that have one sum."""
+    ordered = sums.ordered()
+    may_wait = may_wait_shares(analysis, ordered)
+    late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
+    is_split = analysis.headline.exposed_wait_ns is not None
+    sent = [cause for cause in ordered if cause in TRANSFERS and late and is_split]
+    groups = {tuple(each): name for name, each in ((LATE_RANKS, late), (TRANSFER, sent)) if len(each) > 1}
+    parts = [*groups, *((cause,) for cause in ordered if not any(cause in each for each in groups))]
+    more = any(may_wait.get(cause, 0) >= NOTABLE for cause in MAY_BE_WAITING)
+    names = {each: groups.get(each) or _label(analysis, each[0], may_wait) for each in parts}
+    return [
+        (names[each] + AT_LEAST * (more and each[0] in WAITS_FOR_LATE_RANK), each)
+        for each in sorted(parts, key=sums.less_of)
+    ]
+
+
+def _label(analysis: Analysis, cause: str, may_wait: Mapping[str, float]) -> str:
+    shown = cause_label(cause, on_cpu=not analysis.run.has_device)
+    return shown + OR_RANKS[cause] if cause in OR_RANKS and may_wait.get(cause, 0) >= NOTABLE else shown
 
 
 class _Sums(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,25 +156,31 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
     """What the mean step exposes, where milliseconds are means; else None: they are of the median."""
     steps: int
     """Number of steps of that mean."""
+    without_start: bool
+    """Whether that mean is without the start of the recording, of which these steps have some."""
 
     @classmethod
     def of(cls, analysis: Analysis) -> Self:
-        cost, head = analysis.throughput, analysis.headline
+        cost, head, mean = analysis.throughput, analysis.headline, analysis.mean_step
         odd_median = without_outliers(analysis) is not None
         every = causes_of_all_steps(analysis) if odd_median else usual_causes(analysis)
         hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
-        of_all = every == causes_of_all_steps(analysis)
+        of_all = every == causes_of_all_steps(analysis) or mean is not None
         without = cost.cut_short if cost else []
         exposed = [each.exposed_comm_ns for each in head.job_steps if each.step not in without]
         mean_ns = sum(exposed) / len(exposed) if exposed and of_all and every else 0.0
+        hides_mean = mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0)
+        if mean is not None and mean.causes:
+            every, mean_ns, hides_mean = Counter(mean.causes), mean.exposed_comm_ns or 0, True
         return cls(
             head=head,
             every=every,
             of_steps=("of whole steps" if without or head.causes_cut else "of all steps")
             if of_all
             else "of steps but outliers",
-            mean_ns=mean_ns if mean_ns and _hides_mean(analysis, mean_ns) else None,
-            steps=len(exposed),
+            mean_ns=mean_ns if mean_ns and hides_mean else None,
+            steps=len(exposed) if mean is None else mean.steps,
+            without_start=mean is not None and lacks_start(mean, analysis),
             hours=hours,
             price=cost.price_per_gpu_hour if cost and hours else None,
         )
@@ -141,7 +200,10 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         # GPU-hours are of outliers, too.
         some += [cause for cause, spent in self.hours.items() if spent >= WORTH_NAMING * sum(self.hours.values())]
         of_head = self.head.causes
-        return sorted({*of_head, *some}, key=lambda cause: (self.less_of([cause]), -of_head.get(cause, 0), cause))
+        left_out = {START_OF_RECORDING} if self.without_start else set[str]()
+        return sorted(
+            {*of_head, *some} - left_out, key=lambda cause: (self.less_of([cause]), -of_head.get(cause, 0), cause)
+        )
 
     def shows(self, cause: str) -> bool:
         """Return whether a part of a sum has a share that is not shown as 0.0 %."""
@@ -190,12 +252,6 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
         costs = [f"{taken:,.1f}"] if self.hours else []
         costs += [] if self.price is None else [f"{taken * self.price:,.2f}"]
         return [*cells, *([NOT_APPLICABLE] * len(costs) if [*causes] == [START_OF_RECORDING] else costs)]
-
-
-def _hides_mean(analysis: Analysis, mean_ns: float) -> bool:
-    """Return whether the median step does not show what steps expose, in the mean so much."""
-    head = analysis.headline
-    return mean_ns > MEANS_FROM * (head.exposed_comm_ns or 0) or kinds_of_steps(analysis) is not None
 
 
 def _may_wait(analysis: Analysis, sums: _Sums, shares: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
-from overlapscope.analysis.result import Analysis, waited_for, without_outliers
+from overlapscope.analysis.result import Analysis, MeanStep, waited_for, without_outliers
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.text.analysis import DISTURBS, headline_basis
@@ -21,7 +21,8 @@ MAX_FAILURES = 3
 
 
 class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
-    """The figures of one rank: medians over its complete steps, in nanoseconds; None where nothing was recorded."""
+    """The figures of one rank: medians over its complete steps, or means where these are the run's main figures, in
+    nanoseconds; None where nothing was recorded."""
 
     rank: int
     host: str
@@ -79,12 +80,15 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
     """Return the lines with the headline of all ranks together, else with means over the ranks' own figures."""
     if not known:
         return ["  no complete step was recorded; there may be nothing to analyze"]
-    head = together.headline if together else Headline()
+    head, mean = (together.headline, together.mean_step) if together else (Headline(), None)
     if head.window == "step":
+        main = mean or head
         figures: list[float] = [
-            each or 0 for each in (head.step_ns, head.exposed_comm_ns, head.overlapped_ns, head.idle_ns)
+            each or 0 for each in (main.step_ns, main.exposed_comm_ns, main.overlapped_ns, main.idle_ns)
         ]
-        share, basis = head.exposed_fraction, headline_basis(head)
+        share, basis = main.exposed_fraction, headline_basis(head, mean)
+        if (some := few_communicate(head)) is not None:
+            basis += f": {some.communicate} of {count(some.steps, 'step')} communicate"
     else:
         figures = [
             fmean(getattr(each, name) or 0 for each in known)
@@ -96,7 +100,7 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
         own = f", means over {len(known)} ranks, each by its own steps" if len(known) > 1 else ""
         basis = f"Medians of {fewest}{last}{own}"
     step, exposed, overlapped, idle = figures
-    few = few_communicate(head) if head.window == "step" else _few(known)
+    few = None if head.window == "step" else _few(known)
     worst = max(known, key=lambda each: each.exposed_ns or 0)
     lines = [f"  step     {ms(step):>12} ms   {basis}".rstrip()]
     if together and head.window == "step" and (usual := without_outliers(together)):
@@ -107,7 +111,7 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
             f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
             *_between(known, exposed),
-            *_waiting(together),
+            *_waiting(together, mean or head),
             f"  overlapped {ms(overlapped):>10} ms",
         ]
     elif few is not None:
@@ -177,11 +181,11 @@ def _which(cost: CaptureSummary) -> str:
     return "step" if cost.every == 1 else f"recorded step, one in {cost.every}"
 
 
-def _waiting(together: Analysis | None) -> list[str]:
+def _waiting(together: Analysis | None, main: Headline | MeanStep) -> list[str]:
     """Return the line of exposed time spent waiting for late ranks; none where no collective was matched."""
-    if together is None or not together.skew.matched or together.headline.exposed_wait_ns is None:
+    if together is None or not together.skew.matched or main.exposed_wait_ns is None:
         return []
-    waits, held = ms(together.headline.exposed_wait_ns), together.skew.stragglers
+    waits, held = ms(main.exposed_wait_ns), together.skew.stragglers
     if held:
         late = sorted({rank for each in held for rank in (each.rank, *each.late_with)})
         who = f"; {'straggler' if len(late) == 1 else 'stragglers'}: {rank_list(late)}"

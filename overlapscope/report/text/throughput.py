@@ -3,8 +3,10 @@
 from statistics import median
 from typing import Final
 
+from overlapscope.analysis.common.cause_table import START_OF_RECORDING
 from overlapscope.analysis.cost.throughput import Amount, Throughput, gpu_hours_a_day
 from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.result import MeanStep
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 
@@ -23,15 +25,15 @@ OF_NO_STEP: Final = 0.25
 step. A choice."""
 
 
-def lines(found: Throughput | None, head: Headline) -> list[str]:
+def lines(found: Throughput | None, head: Headline, mean: MeanStep | None = None) -> list[str]:
     """Return sentences on throughput, GPU-hours a day and goodput; those without a known figure are left out.
 
-    Goodput stands beside the rates that it is to be read with.
+    Goodput stands beside the rates that it is to be read with. `mean` is the mean step, where that is the main figure.
     """
     if found is None:
         return []
     rates = _rates(found)
-    return [each for each in (rates, _goodput(found) if rates else "", _hours(found, head)) if each]
+    return [each for each in (rates, _goodput(found) if rates else "", _hours(found, head, mean)) if each]
 
 
 def number(value: float) -> str:
@@ -79,7 +81,7 @@ def _known(amount: Amount, found: Throughput) -> str:
     return f" ({words})" if words else ""
 
 
-def _hours(found: Throughput, head: Headline) -> str:
+def _hours(found: Throughput, head: Headline, mean: MeanStep | None) -> str:
     parts = [
         f"{hours:,.1f} GPU-hours {name}" + ("" if price is None else f" ({price:,.2f})")
         for name, hours, price in (
@@ -90,7 +92,7 @@ def _hours(found: Throughput, head: Headline) -> str:
         )
         if hours is not None
     ]
-    return f"A day on {_devices(found)}: {', '.join(parts)}{_of_median(found, head)}." if parts else ""
+    return f"A day on {_devices(found)}: {', '.join(parts)}{_of_median(found, head, mean)}." if parts else ""
 
 
 def _devices(found: Throughput) -> str:
@@ -126,7 +128,7 @@ def _copies(found: Throughput, head: Headline) -> list[tuple[str, float, float |
     return [("memcpy alone", hours, None if rate is None else hours * rate)] if hours > max(idle, exposed) else []
 
 
-def _of_median(found: Throughput, head: Headline) -> str:
+def _of_median(found: Throughput, head: Headline, mean: MeanStep | None) -> str:
     """Return which steps the hours are of, and what the headline's median step gives, where that differs by much from
     what these steps together give; which steps also where something before the first of them is in none.
 
@@ -147,10 +149,11 @@ def _of_median(found: Throughput, head: Headline) -> str:
     of_no_step = any(_are_apart(of_medians, usual, OF_NO_STEP) for _, of_medians, usual in pairs)
     given = [usual if of_no_step else of_medians for _, of_medians, usual in pairs]
     if not any(_are_apart(all_give, hours, APART) for (all_give, *_), hours in zip(pairs, given, strict=True)):
-        return f", over {_which_steps(found)}" if found.lead is not None else ""
+        return f", over {_which_steps(found, head)}" if found.lead is not None else ""
     said = " and ".join(f"{hours:,.1f}" for hours in given)
-    gives = "the median of what steps give is" if of_no_step else "the median step, which milliseconds are of, gives"
-    return f", over {_which_steps(found)}; {gives} {said}"
+    of_times = ", which milliseconds are of," * (mean is None)
+    gives = "the median of what steps give is" if of_no_step else f"the median step{of_times} gives"
+    return f", over {_which_steps(found, head)}; {gives} {said}"
 
 
 def _a_day(share: float, found: Throughput) -> float:
@@ -162,19 +165,21 @@ def _are_apart(one: float, other: float, share: float) -> bool:
     return abs(one - other) >= max(share * max(one, other), APART_HOURS)
 
 
-def _which_steps(found: Throughput) -> str:
-    """Return which steps GPU-hours are of, and what lies before them."""
+def _which_steps(found: Throughput, head: Headline) -> str:
+    """Return which steps GPU-hours are of, and what of them, or before them, is in none."""
     cut, lead = found.cut_short, found.lead
-    which = f"all {count(found.steps, 'step')}"
+    which = f"{found.steps} of {found.steps + len(cut)} steps" if cut else f"all {count(found.steps, 'step')}"
+    left_out = []
     if cut:
-        steps = f"step{'s' * (len(cut) > 1)} {list_some(cut)}, which no marked step follows"
-        which = f"{found.steps} of {found.steps + len(cut)} steps, without {steps}"
-    if lead is None:
-        return which
-    return (
-        f"{which}{', and' if cut else ','} without {ms(lead.quiet_ns)} ms between the begin of step {lead.step} "
-        "and its first launch: what devices did then was not recorded"
-    )
+        left_out.append(f"step{'s' * (len(cut) > 1)} {list_some(cut)}, which no marked step follows")
+    if head.causes.get(START_OF_RECORDING) or head.idle_causes.get(START_OF_RECORDING):
+        left_out.append("the start of the recording")
+    if lead is not None:
+        left_out.append(
+            f"{ms(lead.quiet_ns)} ms between the begin of step {lead.step} and its first launch: what devices did then "
+            "was not recorded"
+        )
+    return f"{which}, without {', and without '.join(left_out)}" if left_out else which
 
 
 def cost_text(hours: float | None, price: float | None) -> str:

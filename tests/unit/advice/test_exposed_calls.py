@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from overlapscope.advice.losses.exposed_calls import (
     average_parameters,
-    backward_waits_ns,
     go_beside_backward,
     one_bandwidth_gbs,
     range_after_optimizer,
     run_on_in_rows,
 )
 from overlapscope.advice.losses.exposed_remedies import INSTEAD, instead
+from overlapscope.advice.losses.gradient_passes import backward_waits_ns
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.losses.own_calls import (
     AFTER_OPTIMIZER,
@@ -204,9 +204,8 @@ def waiting_for_each(*, first_phase: str | None = "backward", op: str = "reduce_
 
 def test_backward_that_waits_for_each_reduction_is_told_to_wait_once() -> None:
     given = looked_at(waiting_for_each(end=700))
-    assert backward_waits_ns(given) == 200 * US, "compute between, as exposed are 200"
-    assert instead(given, "dependency") == WAITS_FOR_EACH.format(most="0.2 ms")
-    assert backward_waits_ns(looked_at(waiting_for_each(end=650))) == 150 * US, "what is exposed"
+    assert backward_waits_ns(given) == 100 * US, "beside the last of both nothing is left to run"
+    assert instead(given, "dependency") == WAITS_FOR_EACH.format(most="0.1 ms")
     assert not backward_waits_ns(looked_at(waiting_for_each(first_phase="forward"))), "as tensor parallelism reduces"
     assert not backward_waits_ns(looked_at(waiting_for_each(op="all_gather")))
     beside = made(lambda _: [Kernel(start=0, end=350), Sent(start=300, end=400, phase="backward", size_bytes=36 * MIB)])

@@ -7,13 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice, by_rules
-from overlapscope.advice.late_rank import late_rank, unmatched_share
+from overlapscope.advice.calls.longer_on_others import longer_on_others_ns
+from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_share
+from overlapscope.analysis.cross_rank.wait_transfer import split_waits
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.text.advice import gain, render
 from overlapscope.report.text.cross_rank import straggler_sentences
 from overlapscope.timeline.columns import COMM, NONE, take
@@ -130,10 +133,16 @@ def of_unmatched(first: int) -> Recommendation:
     kept = replace(block, rows=block.rows[:, first:], start_ns=block.start_ns[:, first:],
                    end_ns=block.end_ns[:, first:])  # fmt: skip
     fewer = replace(together, matching=replace(together.matching, blocks=(kept,)))
-    assert unmatched_share(run, fewer, 0) == first / 8
-    found = late_rank(analyze(run, together), unmatched=lambda rank: unmatched_share(run, fewer, rank))
+    assert unmatched_share(run.ranks[0], fewer.matching, fewer.pairs) == first / 8
+    found = late_rank(with_unmatched(analyze(run, together), first / 8))
     assert found
     return found
+
+
+def with_unmatched(analysis: Analysis, share: float) -> Analysis:
+    """Return the analysis with so many calls of each rank that are matched with none."""
+    ranks = [replace(each, unmatched_share=share) for each in analysis.skew.ranks]
+    return replace(analysis, skew=replace(analysis.skew, ranks=ranks))
 
 
 def test_what_is_waited_in_calls_without_a_match_is_in_no_bound() -> None:
@@ -141,8 +150,7 @@ def test_what_is_waited_in_calls_without_a_match_is_in_no_bound() -> None:
     assert of_unmatched(0).assumed == []
     assert of_unmatched(1).gain_high_ns is None, "an eighth of its calls is not matched"
     assert of_unmatched(1).gain_low_ns is None
-    analysis = analyze(late_host_run(10))
-    few = late_rank(analysis, unmatched=lambda _: 0.04)
+    few = late_rank(with_unmatched(analyze(late_host_run(10)), 0.04))
     assert few
     assert few.gain_high_ns
     assert few.assumed == ["that nobody waits for it in calls that were not matched: these are not counted"]
@@ -178,14 +186,11 @@ def test_where_no_host_is_late_all_idle_time_is_its_own_loss() -> None:
 )
 def test_what_is_not_seen_of_waiting_bounds_the_gain(missing: bool, unmatched: int, known: str) -> None:
     run, _, _ = late_pair(0)
-    analysis = analyze(run)
-    skew = replace(
-        analysis.skew,
-        ranks=[replace(each, blame_estimate="upper_bound") for each in analysis.skew.ranks]
-        if missing
-        else analysis.skew.ranks,
-        unmatched=unmatched * 10 * analysis.skew.matched,
-    )
+    analysis = with_unmatched(analyze(run), 0.5 * unmatched)
+    ranks = analysis.skew.ranks
+    if missing:  # it waits in calls for longer than it leads: another member may come after it
+        ranks = [replace(each, blame_estimate="upper_bound", collective_ns=10 * each.blame_ns) for each in ranks]
+    skew = replace(analysis.skew, ranks=ranks)
     job = replace(analysis.run, world_size=None) if missing else analysis.run
     found = late_rank(replace(analysis, skew=skew, run=job))
     assert found is not None
@@ -204,5 +209,28 @@ def test_what_is_not_seen_of_waiting_bounds_the_gain(missing: bool, unmatched: i
     assert ("excess" in sentence) is (known != "nothing")
     less = replace(skew, stragglers=[replace(each, removal_ns=0) for each in skew.stragglers])
     (delays,) = straggler_sentences(replace(analysis, skew=less, run=job), 1)
-    assert " delayed the others by " in delays
+    assert (" delayed the others by " in delays) is (known != "nothing")
     assert (" by at least " in delays) is (known == "least")
+    alone = replace(less, ranks=[replace(each, collective_ns=each.blame_ns // 2) for each in less.ranks])
+    (certain,) = straggler_sentences(replace(analysis, skew=alone, run=job), 1)
+    assert (" by at least " in certain) is bool(unmatched), "in its calls it waits for nobody: it comes last"
+
+
+def test_calls_without_a_match_that_last_longer_on_others_wait_for_the_straggler_too() -> None:
+    """By hand: of eight sums the first two are matched with none; in each the three others wait for 5 ms."""
+    run = late_host_run(10)
+    together = match_and_align(run)
+    (block,) = together.matching.blocks
+    kept = replace(block, rows=block.rows[:, 2:], start_ns=block.start_ns[:, 2:], end_ns=block.end_ns[:, 2:])
+    splits = tuple(split_waits([kept], together.clocks))
+    fewer = replace(together, matching=replace(together.matching, blocks=(kept,)), splits=splits)
+    analysis = analyze(run, fewer)
+    given = RuleInput.of(run, analysis, fewer)
+    waited_ns = longer_on_others_ns(given, 0)
+    assert waited_ns == pytest.approx(2 * 5 * MS * 3 / 4, rel=0.02)
+    assert longer_on_others_ns(given, 1) == 0, "the straggler's calls are no longer than those of rank 1"
+    found = late_rank(analysis, longer_on_others=lambda rank: longer_on_others_ns(given, rank))
+    assert found is not None
+    assert found.evidence["in_others_ns"] == pytest.approx(waited_ns, abs=1)
+    assert "and 7.5 ms of a" in found.title
+    assert found.loss_ns == pytest.approx(8 * 5 * MS * 3 / 4 + found.evidence.get("own_idle_ns", 0), rel=0.02)

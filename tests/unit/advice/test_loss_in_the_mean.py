@@ -1,4 +1,5 @@
-"""Where few steps communicate, the largest loss is that of the mean step; trials of compute follow what has a bound."""
+"""Where few steps communicate, the largest loss is that of the mean step, and where steps overlap all losses are of it;
+trials of compute follow what has a bound."""
 
 from typing import Any
 
@@ -7,7 +8,10 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.advice.order import ranked
-from overlapscope.analysis.result import Recommendation
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Because, Recommendation
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import Item, Kernel, Sent, made
 
@@ -31,6 +35,17 @@ def test_the_mean_step_decides_what_is_lost_where_few_steps_communicate(every: i
     assert first.id == "exposed_communication"
     assert f"step in the mean ({communicate} of {steps} steps communicate) are exposed communication" in first.title
     assert first.loss_ns == pytest.approx(300_000 * communicate / steps, rel=0.01)
+
+
+@pytest.mark.parametrize(("because", "step_us"), [("steps_overlap", 700), ("two_kinds", 1000)])
+def test_losses_are_of_the_mean_step_where_steps_of_ranks_overlap(because: Because, step_us: int) -> None:
+    run = averaging(2)
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    assert analysis.mean_step is not None
+    mean = replace(analysis.mean_step, because=because, step_ns=700_000)
+    given = RuleInput.of(run, replace(analysis, mean_step=mean), together)
+    assert given.step_ns == step_us * 1000
 
 
 def trial(of: str, **more: Any) -> Recommendation:

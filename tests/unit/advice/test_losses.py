@@ -39,6 +39,7 @@ from tests.property.synthetic.job_faults import draw
 from tests.support.cpu_runs.cpu_steps import Call, Mark, Op, cpu_run
 from tests.support.graph_programs import Launch, Operation, Program, Simulated, Sync, Work, simulate
 from tests.support.step_cases import Kernel, Range, Sent
+from tests.unit.advice.calls.test_small_collectives import CUSTOM, in_kernels
 from tests.unit.advice.compute.test_recomputation import BACKWARD, FORWARD
 from tests.unit.advice.test_advice_rules import always, fired, on_cores
 from tests.unit.analysis.graph.test_oracle import programs
@@ -273,6 +274,8 @@ def test_of_a_server_only_calls_that_its_own_all_reduce_takes_are_sent_to_that(
     assert ("--disable-custom-all-reduce" in found.apply["serving"]) == custom
     assert "fewer devices a replica" in found.apply["serving"]
     assert found.assumed == ["that all of their exposed time is gone: the gain is an upper bound"]
+    made_so = in_kernels(always(*COMPUTED, call, batch), CUSTOM)
+    assert "custom" not in fired(made_so)["tensor_parallel"].apply["serving"], "its own all-reduce makes them already"
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,6 @@ def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("launches", "starts", "rocm", "said"),
     [
-        pytest.param((301, 302), (301, 600), False, {"ddp": LAST_FIRST}, id="all at once, after the last gradient"),
         pytest.param((100, 250), (301, 600), False,
                      {"environment": f"unset {CUDA[1]}  # one queue serialises streams"},
                      id="during backward, and not begun"),
@@ -395,9 +397,10 @@ def test_a_map_of_used_parameters_is_named_where_nothing_overlaps() -> None:
     ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
     calls = [Sent(start=301, end=890, launch=301), Sent(start=891, end=900, launch=302, phase="backward", elements=99)]
     run = always(*COMPUTED, *calls, ddp)
-    assert UNUSED not in fired(run)["overlap_without_effect"].apply["ddp"]
+    assert "overlap_without_effect" not in fired(run), "buckets are sent in the order in which gradients are ready"
     ranks = {rank: with_map(each) for rank, each in run.ranks.items()}
-    assert UNUSED in fired(msgspec.structs.replace(run, ranks=ranks))["overlap_without_effect"].apply["ddp"]
+    found = fired(msgspec.structs.replace(run, ranks=ranks))["overlap_without_effect"]
+    assert found.apply == {"ddp": f"{UNUSED}\n{LAST_FIRST}"}, "they are sent in the order of the parameters"
 
 
 def with_map(timeline: RankTimeline) -> RankTimeline:

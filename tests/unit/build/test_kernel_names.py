@@ -22,6 +22,7 @@ from overlapscope.ingest.build.kernel_names import (
     KernelClass,
     canonical_operation,
     may_describe_collective,
+    reaches_peers,
     surrounds_collective,
 )
 
@@ -100,6 +101,13 @@ def test_every_example_is_placed_by_its_own_rule(place, example):
     spelled = found.groupdict().get("op")
     op = canonical_operation(spelled) if spelled else rule.get("op")
     assert placed(example) == KernelClass(ROLES[rule["role"]], op)
+
+
+def test_rules_tell_which_kernels_reach_their_peers_in_one_or_two_stages():
+    rules = [(rule["library"], rule.get("direct", False), name) for rule in TABLE["rule"] for name in rule["examples"]]
+    assert [reaches_peers(name) for _, _, name in rules] == [direct for _, direct, _ in rules]
+    shots = [rule for rule in TABLE["rule"] if re.search(r"(?i)shot|stage|lamport", " ".join(rule["examples"]))]
+    assert [rule["library"] for rule in shots if rule["role"] == "comm" and not rule.get("direct")] == []
 
 
 def test_every_rule_has_an_example_a_source_and_an_operation_that_is_canonical():

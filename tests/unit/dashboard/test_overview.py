@@ -7,14 +7,22 @@ from dash._utils import to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlapscope.analysis.cost.late_starts import LateStarts
 from overlapscope.analysis.cost.throughput import Stated, with_stated
 from overlapscope.analysis.result import Analysis
+from overlapscope.report.formatting import ms
 from overlapscope.report.model import Chart, Series
+from overlapscope.report.text.analysis import basis_text, idle_text, sentence
+from overlapscope.report.text.exposed_causes import exposed_causes_text, largest_cause
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Run
 from overlapscope_dashboards.pages import overview as page
 from overlapscope_dashboards.parts.charts import MAX_ROWS, chart_table
+from overlapscope_dashboards.parts.quantities import exact_text
 from overlapscope_dashboards.views import overview as view
+from overlapscope_dashboards.views.runs import cells, summary_of
 from tests.support.dashboard_runs import words
+from tests.unit.report.test_mean_step import of_three_and_two
 
 
 def grid_of(values: list[list[int]]) -> view.RankStepGrid:
@@ -48,6 +56,82 @@ def test_the_longest_loss_is_said_to_be_of_what_it_is_of(analysis: Analysis) -> 
     assert said(5, 6).startswith("Longest loss of a typical step: ")
     assert said(3, 1).startswith("Longest loss of step 3: ")
     assert said(None, 0).startswith("Longest loss of the recording: ")
+
+
+def test_where_the_mean_step_is_the_main_figure_the_page_begins_with_it() -> None:
+    """The median step takes 100 ms, of which 10 are exposed; the mean one 120, and 22."""
+    analysis = of_three_and_two()
+    assert view.lead(analysis).text == sentence(analysis).splitlines()[0]
+    assert view.lead(analysis).text.startswith("In the mean 22.000 ms of a 120.000 ms step is exposed")
+    happened = [each.text for each in view.happened(analysis)]
+    assert happened[0].startswith("In the median 10.000 ms of a 100.000 ms step")
+    assert happened[1].startswith("Medians of 5 steps")
+    assert len([each for each in happened if each.startswith("Medians")]) == 1
+    assert view.why(analysis)[0].text == "Exposed mostly: 22.000 ms the next compute waited for it."
+    figures = {name: exact_text((value, " ", *words)) for name, value, words in view.key_figures(analysis)}
+    assert figures["Step"] == "120.000 ms mean of 5 steps"
+    assert figures["Exposed"] == "22.000 ms 18.3 % of a step"
+    parts = view.step(analysis)
+    assert parts is not None
+    assert parts.basis == "Means of 5 steps, means over 2 ranks"
+    assert sum(each.ns for each in parts.segments) == parts.whole_ns == 120_000_000
+    assert {each.ns for each in view.by_rank(analysis)} == {22_000_000}
+    summary = summary_of(Run(world_size=2, ranks={}), analysis)
+    assert (summary.step_ns, summary.exposed_ns) == (120_000_000, 22_000_000)
+    assert cells(summary)["unit"] == "mean of 5 steps"
+
+
+def test_what_ranks_lose_before_their_first_kernels_stands_beside_the_other_costs(analysis: Analysis) -> None:
+    assert analysis.throughput is not None
+    late = LateStarts(rank=1, most_ns=8_000_000, mean_ns=4_000_000)
+    cost = msgspec.structs.replace(
+        analysis.throughput, late_starts=late, late_starts_gpu_hours_a_day=1.5, idle_gpu_hours_a_day=3.0,
+        price_per_gpu_hour=2.0,
+    )  # fmt: skip
+    found = view.key_figures(msgspec.structs.replace(analysis, throughput=cost))
+    figures = {name: exact_text((value, " ", *words)) for name, value, words in found}
+    assert figures["Before first kernels"] == (
+        "4.000 ms mean over ranks, most on rank 1: 8.000 ms; 1.5 GPU-hours a day worth 3.00"
+    )
+    assert figures["Idle"].endswith("; 3.0 GPU-hours a day worth 6.00")
+    assert "Before first kernels" not in {name for name, *_ in view.key_figures(analysis)}
+
+
+def test_the_page_says_the_idle_time_and_the_causes_that_analyze_says(analysis: Analysis) -> None:
+    """Most of the idle time is unknown: no known cause of it is most."""
+    head = msgspec.structs.replace(
+        analysis.headline, idle_ns=10_000_000, idle_causes={"unknown": 8_000_000, "launch_latency": 2_000_000}
+    )
+    said = [each.text for each in view.why(msgspec.structs.replace(analysis, headline=head))]
+    assert idle_text(msgspec.structs.replace(analysis, headline=head)) in said
+    largest = largest_cause(analysis)
+    assert largest is not None
+    assert any(each.endswith(f": {ms(largest.ns)} ms {largest.label}.") for each in said)
+    assert exposed_causes_text(analysis).splitlines()[1].startswith(largest.label)
+
+
+def test_where_causes_are_of_the_mean_step_alone_the_page_says_so(analysis: Analysis) -> None:
+    """The median step exposes next to nothing of what the mean one does."""
+    head = msgspec.structs.replace(analysis.headline, exposed_comm_ns=1_000, causes={"dependency": 1_000})
+    said = view.why(msgspec.structs.replace(analysis, headline=head))[0].text
+    assert said.startswith(("Exposed mostly, in the mean step: ", "Largest part of exposed time, in the mean step: "))
+
+
+def test_the_most_exposed_rank_is_named_where_analyze_names_it(analysis: Analysis) -> None:
+    """Where the sums over steps have another order than the medians, neither names one."""
+
+    def said(of: Analysis) -> list[str]:
+        return [each.text for each in view.happened(of) if each.text.startswith("Medians")]
+
+    assert said(analysis) == [basis_text(analysis)]
+    first, *others = analysis.ranks
+    last = [each for each in first.steps if each.complete][-1]
+    steps = [
+        msgspec.structs.replace(each, exposed_comm_ns=each.exposed_comm_ns + (10**9 if each is last else 0))
+        for each in first.steps
+    ]
+    pausing = msgspec.structs.replace(analysis, ranks=[msgspec.structs.replace(first, steps=steps), *others])
+    assert said(pausing) == [basis_text(pausing)]
 
 
 def test_few_ranks_and_steps_have_a_cell_each(analysis: Analysis) -> None:

@@ -320,7 +320,8 @@ def test_calls_in_which_a_host_mostly_was_are_named_with_their_number_and_time()
 
 def test_a_loss_says_that_the_host_was_in_another_step() -> None:
     """The loss is of step 3."""
-    for step, words in ((4, "host, in step 4: in load, before"), (3, "host: in load, before"), (None, "host: in load")):
+    other = "host, mostly in step 4: in load, before"
+    for step, words in ((4, other), (3, "host: in load, before"), (None, "host: in load")):
         assert words in longest_loss_text(loss_of([host(step=step, during="load")])).splitlines()[1]
     assert "in step" not in chain_lines([host(step=4)])[1], "of no step"
 

@@ -13,6 +13,7 @@ from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause, few_communicate, quiet_steps
+from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.result import Analysis, CaptureCost, Recommendation, _without_outliers, with_costs
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
@@ -153,7 +154,7 @@ def test_where_the_median_step_communicates_nothing_the_first_sentence_says_so_a
     others = replace(of, step_ns=500_000_000, exposed_comm_ns=400_000_000, overlapped_ns=4_000_000)
     steps = [*[silent] * 6, others, others]
     few = replace(head, step_ns=100_000_000, exposed_comm_ns=0, overlapped_ns=0, comm_ns=0, job_steps=steps)
-    analysis = replace(recorded(), headline=few)
+    analysis = with_mean_step(replace(recorded(), headline=few))
     said = (
         "The median step (100.000 ms) communicates nothing; in the mean 100.000 of 200.000 ms is exposed communication "
         "(50.0 %)."
@@ -166,7 +167,9 @@ def test_where_the_median_step_communicates_nothing_the_first_sentence_says_so_a
     ]
     assert lead(analysis).words == (said,)
     always = replace(few, comm_ns=1, exposed_comm_ns=1_000_000, job_steps=[others] * 8)
-    assert sentence(replace(analysis, headline=always)).startswith("1.000 ms of a 100.000 ms step is exposed")
+    assert sentence(with_mean_step(replace(analysis, headline=always))).startswith(
+        "1.000 ms of a 100.000 ms step is exposed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_where_half_of_the_steps_communicate_the_lengths_of_both_kinds_are_state
     assert (found is not None) == few
     assert quiet_steps(medians) == (set(range(len(quiet))) if few else set())
     if found is not None:
-        said = sentence(replace(recorded(), headline=medians)).splitlines()
+        said = sentence(with_mean_step(replace(recorded(), headline=medians))).splitlines()
         assert said[0].startswith(f"{len(quiet)} of {len(steps)} steps communicate next to nothing; in the mean ")
         assert f"{len(loud)} of {len(steps)} steps communicate and take 36" in said[2]
         assert f"the others {found.quiet_ns / 1e6:.3f} ms" in said[2]
@@ -367,7 +370,7 @@ def test_what_a_step_takes_in_the_mean_is_said_where_steps_of_the_job_sum_to_mor
     analysis = with_lengths((own_ms,) * 4, (own_ms,) * 4, (100,) * 4)
     assert analysis.throughput is not None
     taken = replace(analysis.throughput, steps=4, time_ns=round(4 * own_ms * MS), exposed_fraction=0.2, cut_short=[])
-    given = replace(analysis, throughput=taken, headline=replace(analysis.headline, pace_ns=None))
+    given = with_mean_step(replace(analysis, throughput=taken, headline=replace(analysis.headline, pace_ns=None)))
     words = (
         f"In the mean {own_ms / 5:.3f} ms of a {own_ms:.3f} ms step is exposed communication (20.0 %): steps of the "
         "ranks overlap.\nIn the median "

@@ -1,11 +1,14 @@
 """The mean step stands first where the median one misleads, and what losses of a day are divided by is one time."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.analysis.job_step.headline import PARTS
+from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.result import (
     Analysis,
     Recommendation,
@@ -15,10 +18,14 @@ from overlapscope.analysis.result import (
     with_costs,
     without_outliers,
 )
+from overlapscope.report.formats import json, junit, openmetrics
 from overlapscope.report.sheet.analysis import sheet_of
+from overlapscope.report.sheet.charts import charts_of
+from overlapscope.report.sheet.document import decoded
 from overlapscope.report.text.analysis import idle_text, render, sentence
 from overlapscope.report.text.exposed_causes import exposed_causes_text
 from overlapscope.report.text.throughput import lines
+from overlapscope.report.trackers import totals
 from tests.unit.report.test_first_sentences import MS, recorded, with_lengths
 
 
@@ -72,7 +79,7 @@ def on_device(analysis: Analysis, *advice: Recommendation, **figures: Any) -> An
     assert analysis.throughput is not None
     cost = replace(analysis.throughput, on_device=True, devices=2, **figures)
     run = replace(analysis.run, has_device=True)
-    return with_costs(replace(analysis, run=run, throughput=cost, recommendations=list(advice)))
+    return with_mean_step(with_costs(replace(analysis, run=run, throughput=cost, recommendations=list(advice))))
 
 
 def saving(per: Literal["step", "recording"], ns: int) -> Recommendation:
@@ -94,6 +101,19 @@ def test_overlapping_steps_take_the_mean_of_what_each_rank_takes() -> None:
     )
     assert second.startswith("In the median 30.000 ms of a 105.000 ms step is exposed communication")
     assert not any("own window" in line for line in others)
+
+
+def test_of_overlapping_steps_it_is_said_what_the_mean_lacks_and_what_the_path_holds_too_much() -> None:
+    """Windows of ranks take 98 ms in the mean, those of the job 105 ms each."""
+    analysis = with_lengths((100, 100, 100), (90, 96, 102), (105, 105, 105))
+    causes = {"start_of_recording": MS, "dependency": MS}
+    ranks = [replace(info, steps=[replace(each, causes=causes) for each in info.steps]) for info in analysis.ranks]
+    analysis = replace(analysis, ranks=ranks, headline=replace(analysis.headline, pace_ns=None, causes=causes))
+    given = with_mean_step(on_device(analysis, steps=3, time_ns=300 * MS, exposed_fraction=0.5, cut_short=[]))
+    said = " ".join(render(given).split())
+    assert "(50.0 %), without the start of the recording: steps of the ranks overlap." in said
+    assert "start of the recording" not in "".join(exposed_causes_text(given).split("Milliseconds")[:1])
+    assert "ms, from its begin on one rank to its end on another; a rank's own window takes 98.000 ms." in said
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.5, ", and 50.0 % of the time is exposed."), (0.29, ".")])
@@ -143,7 +163,7 @@ def losing(*lost_ms: int) -> Analysis:
         for each, ms in zip(analysis.headline.job_steps, lost_ms, strict=True)
     ]
     head = replace(analysis.headline, job_steps=steps, exposed_comm_ns=2 * MS, idle_ns=0, step_ns=102 * MS)
-    return replace(analysis, headline=replace(head, pace_ns=None), throughput=None)
+    return with_mean_step(replace(analysis, headline=replace(head, pace_ns=None), throughput=None))
 
 
 @pytest.mark.parametrize(
@@ -187,26 +207,39 @@ def test_copies_are_named_where_they_are_the_largest_loss(copied_ms: int, said: 
     assert ("memcpy alone" in sentence(given)) is said
 
 
-def of_two_kinds() -> Analysis:
-    """Return four steps of 100 and 150 ms in turn, of which 10 and 40 ms are exposed, 4 and 0 idle."""
-    lengths, exposed_ms, idle_ms = (100, 150, 100, 150), (10, 40, 10, 40), (4, 0, 4, 0)
+def of_steps(lengths: Sequence[int], exposed_ms: Sequence[int], idle_ms: Sequence[int]) -> Analysis:
+    """Return an analysis of such steps, as long on both ranks: as much is overlapped as exposed, the rest computes."""
     analysis = with_lengths(lengths, lengths, lengths)
     for rank in range(2):
         for at, (exposed, idle) in enumerate(zip(exposed_ms, idle_ms, strict=True)):
             analysis = with_step(
                 analysis, rank, at, exposed_comm_ns=exposed * MS, comm_ns=2 * exposed * MS, overlapped_ns=exposed * MS,
-                idle_ns=idle * MS, causes={"dependency": exposed * MS}, exposed_fraction=exposed / lengths[at],
-                copy_only_ns=None,
+                idle_ns=idle * MS, causes={"dependency": exposed * MS}, idle_causes={"launch_latency": idle * MS},
+                exposed_fraction=exposed / lengths[at], copy_only_ns=None,
             )  # fmt: skip
     steps = [
-        replace(each, exposed_comm_ns=exposed * MS, idle_ns=idle * MS)
-        for each, exposed, idle in zip(analysis.headline.job_steps, exposed_ms, idle_ms, strict=True)
-    ]
+        replace(each, exposed_comm_ns=exposed * MS, overlapped_ns=exposed * MS, idle_ns=idle * MS, copy_only_ns=0,
+                start_of_recording_ns=0, outside_ns=0, compute_only_ns=(length - 2 * exposed - idle) * MS)
+        for each, length, exposed, idle in zip(
+            analysis.headline.job_steps, lengths, exposed_ms, idle_ms, strict=False
+        )
+    ]  # fmt: skip
+    exposed_ns, idle_ns, step_ns = (round(median(each) * MS) for each in (exposed_ms, idle_ms, lengths))
     head = replace(
-        analysis.headline, job_steps=steps, exposed_comm_ns=25 * MS, idle_ns=2 * MS, step_ns=125 * MS, pace_ns=None,
-        causes={"dependency": 25 * MS}, idle_causes={"loader": 2 * MS},
+        analysis.headline, job_steps=steps, exposed_comm_ns=exposed_ns, overlapped_ns=exposed_ns, idle_ns=idle_ns,
+        step_ns=step_ns, pace_ns=None, causes={"dependency": exposed_ns}, idle_causes={"launch_latency": idle_ns},
     )  # fmt: skip
-    return replace(analysis, headline=head, throughput=None)
+    return with_mean_step(replace(analysis, headline=head, throughput=None))
+
+
+def of_two_kinds() -> Analysis:
+    """Return four steps of 100 and 150 ms in turn, of which 10 and 40 ms are exposed, 4 and 0 idle."""
+    return of_steps((100, 150, 100, 150), (10, 40, 10, 40), (4, 0, 4, 0))
+
+
+def of_three_and_two() -> Analysis:
+    """Return three steps of 100 ms and two of 150 ms, with as much: of 600 ms 110 are exposed and 12 idle."""
+    return of_steps((100, 150, 100, 150, 100), (10, 40, 10, 40, 10), (4, 0, 4, 0, 4))
 
 
 def test_where_steps_are_of_two_kinds_figures_are_means() -> None:
@@ -228,10 +261,87 @@ def test_where_steps_are_of_two_kinds_the_table_of_the_report_has_means() -> Non
     (table, *_) = sheet_of(of_two_kinds()).tables
     name, exposed, overlapped, *others = table.rows[0]
     assert (name, exposed, overlapped, others[-1]) == ("rank 0", "25.000", "25.000", "50.0 %")
-    assert table.note == "Means over complete steps."
+    assert table.note == "Means of 4 steps."
     lengths = (100, 102, 101, 99)
     (table, *_) = sheet_of(with_lengths(lengths, lengths, lengths)).tables
     assert table.note == "Medians over complete steps; columns need not add up."
+
+
+def test_every_output_has_the_same_mean_step() -> None:
+    """The median step takes 100 ms, of which 10 are exposed; the mean one 120, and 22."""
+    analysis = of_three_and_two()
+    mean = analysis.mean_step
+    assert mean is not None
+    assert (mean.because, mean.steps, mean.step_ns, mean.exposed_comm_ns) == ("two_kinds", 5, 120 * MS, 22 * MS)
+    assert (mean.causes, mean.idle_causes) == ({"dependency": 22 * MS}, {"launch_latency": 2_400_000})
+    assert (mean.exposed_fraction, mean.overlap_efficiency) == (22 / 120, 0.5)
+    assert sum(getattr(mean, part) or 0 for part in PARTS) == mean.step_ns
+
+    shown = decoded(json.render(analysis).encode())
+    assert isinstance(shown, Analysis)
+    assert shown.mean_step == mean
+    assert "22.000 ms of a 120.000 ms step" in sentence(analysis)
+    by_rank, *_ = charts_of(analysis)
+    assert by_rank.words.startswith("Means of 5 steps; most exposed on rank 0, 22.000 ms")
+    why = next(each for each in charts_of(analysis) if each.title == "Why communication is exposed")
+    assert (why.axis, why.series[0].values) == ("mean ms a step", (22.0,))
+    metrics = openmetrics.render(analysis).splitlines()
+    assert "overlapscope_job_exposed_comm_seconds 0.010000000" in metrics
+    assert "overlapscope_job_mean_exposed_comm_seconds 0.022000000" in metrics
+    assert 'overlapscope_mean_exposed_comm_seconds{rank="1"} 0.022000000' in metrics
+    assert 'overlapscope_job_mean_exposed_by_cause_seconds{cause="dependency"} 0.022000000' in metrics
+    assert ">exposed: 22.000 ms<" in junit.render(analysis)
+    logged = totals(analysis)
+    assert (logged["overlapscope/median_step_ms"], logged["overlapscope/mean_step_ms"]) == (100.0, 120.0)
+
+
+def test_beside_means_no_milliseconds_are_said_to_be_of_the_median_step() -> None:
+    """Of 48 GPU-hours 18 % are exposed; the median step gives 10 %, 4.8."""
+    analysis = of_three_and_two()
+    given = on_device(replace(analysis, throughput=recorded().throughput), exposed_gpu_hours_a_day=8.8, cut_short=[],
+                      steps=5, time_ns=600 * MS)  # fmt: skip
+    assert given.mean_step is not None
+    (day,) = lines(given.throughput, given.headline, given.mean_step)
+    assert day.endswith("over all 5 steps; the median step gives 4.8.")
+    (day,) = lines(given.throughput, given.headline)
+    assert "the median step, which milliseconds are of, gives 4.8" in day
+
+
+def test_an_older_document_gets_its_mean_step_when_it_is_read() -> None:
+    older = decoded(json.render(replace(of_three_and_two(), mean_step=None)).encode())
+    assert isinstance(older, Analysis)
+    assert older.mean_step == of_three_and_two().mean_step
+
+
+def test_steps_of_one_kind_have_no_mean_step_in_any_output() -> None:
+    analysis = of_steps((100, 102, 101, 99), (10, 10, 10, 10), (4, 4, 4, 4))
+    assert analysis.mean_step is None
+    assert "_mean_" not in openmetrics.render(analysis)
+    assert not any("/mean_" in name for name in totals(analysis))
+    assert "Medians of each part" in charts_of(analysis)[0].words
+
+
+def test_where_few_steps_communicate_tables_are_of_the_mean_step() -> None:
+    """One of four steps exposes 40 ms: the median one nothing."""
+    analysis = of_steps((100, 140, 100, 100), (0, 40, 0, 0), (0, 0, 0, 0))
+    analysis = with_mean_step(replace(analysis, headline=replace(analysis.headline, comm_ns=0)))
+    assert analysis.mean_step is not None
+    assert (analysis.mean_step.because, analysis.mean_step.step_ns) == ("few_communicate", 110 * MS)
+    assert sentence(analysis).startswith("The median step (100.000 ms) communicates nothing; in the mean 10.000 of")
+    assert exposed_causes_text(analysis).splitlines()[1].split()[-3:] == ["10.000", "100.0", "%"]
+    assert any(line.startswith("rank 0 mean of 4 steps   10.000") for line in render(analysis).splitlines())
+
+
+def test_the_mean_of_overlapping_steps_is_without_the_start_of_the_recording() -> None:
+    """Half of 98 ms is exposed, as GPU-hours have it; the causes divide that, and not what the start of it made."""
+    analysis = with_lengths((100, 100, 100), (90, 96, 102), (105, 105, 105))
+    for rank, at in ((rank, at) for rank in range(2) for at in range(3)):
+        analysis = with_step(analysis, rank, at, causes={"dependency": 30 * MS, "start_of_recording": 10 * MS})
+    analysis = replace(analysis, headline=replace(analysis.headline, pace_ns=None))
+    mean = on_device(analysis, steps=3, time_ns=300 * MS, exposed_fraction=0.5, cut_short=[]).mean_step
+    assert mean is not None
+    assert (mean.because, mean.exposed_comm_ns, mean.causes) == ("steps_overlap", 49 * MS, {"dependency": 49 * MS})
+    assert (mean.step_ns, mean.outside_ns) == (98 * MS, 0)
 
 
 def test_steps_of_one_kind_have_medians() -> None:
@@ -243,9 +353,9 @@ def test_steps_of_one_kind_have_medians() -> None:
 def test_one_pause_that_makes_two_steps_of_the_job_long_makes_no_kinds() -> None:
     """Rank 0 pauses in its third step, rank 1 waits for it in its fourth: each has one long step."""
     analysis = with_lengths((100, 100, 150, 100, 100), (100, 100, 100, 150, 100), (100, 100, 150, 150, 100))
-    assert not any("others" in line for line in sentence(replace(analysis, throughput=None)).splitlines())
+    assert with_mean_step(replace(analysis, throughput=None)).mean_step is None
     both = with_lengths((100, 100, 150, 150, 100), (100, 100, 150, 150, 100), (100, 100, 150, 150, 100))
-    assert "3 steps take 100.000 ms, 2 others 150.000 ms" in sentence(replace(both, throughput=None))
+    assert "3 steps take 100.000 ms, 2 others 150.000 ms" in sentence(with_mean_step(replace(both, throughput=None)))
 
 
 @pytest.mark.parametrize(("last_ms", "said"), [(160, True), (130, False)])

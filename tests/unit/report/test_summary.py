@@ -6,6 +6,7 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.job_step.headline import FewSteps
+from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.text.summary import CaptureSummary, render
@@ -91,9 +92,10 @@ def test_where_few_steps_communicate_the_means_are_stated_not_that_nothing_was_r
     steps = [replace(each, exposed_comm_ns=0, overlapped_ns=0) for each in analysis.headline.job_steps]
     steps[0] = replace(steps[0], exposed_comm_ns=6_000_000)
     head = replace(analysis.headline, exposed_comm_ns=0, overlapped_ns=0, comm_ns=0, job_steps=steps)
-    text = render([rank(0.0, 0.0)], 1, "runs/a", "events", [], replace(analysis, headline=head))
-    assert "1.000 ms   in the mean" in text  # of six steps
-    assert "1 of 6 steps communicate" in text
+    together = with_mean_step(replace(analysis, headline=head))
+    step, exposed, *_ = render([rank(0.0, 0.0)], 1, "runs/a", "events", [], together).splitlines()[1:]
+    assert step.endswith("Means of 6 steps, means over 2 ranks: 1 of 6 steps communicate")
+    assert exposed.split()[:2] == ["exposed", "1.000"]
 
 
 def waiting_longest(analysis: Analysis, rank: int | None) -> Analysis:

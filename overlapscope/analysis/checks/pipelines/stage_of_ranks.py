@@ -1,5 +1,8 @@
 """Find which groups are pipelines, and which stage of them each rank is."""
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Flags
@@ -10,11 +13,36 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 
 
 def stage_of_ranks(run: Run) -> dict[int, int]:
-    """Return the stage of every rank of a pipeline group: its position in the group."""
-    found: dict[int, int] = {}
-    for group in run.groups:
-        if group.ranks is not None and _is_pipeline(group, run):
-            found |= {rank: stage for stage, rank in enumerate(group.ranks)}
+    """Return the stage of every rank of a pipeline: its position in it."""
+    return {rank: stage for ranks in pipelines(run) for stage, rank in enumerate(ranks)}
+
+
+def pipelines(run: Run) -> list[tuple[int, ...]]:
+    """Return the ranks of each pipeline in the order of its stages.
+
+    Where neighbours have groups of their own, each of two stages, these follow each other in one pipeline. It is left
+    out where they do not make one line.
+    """
+    groups = [group.ranks for group in run.groups if group.ranks is not None and _is_pipeline(group, run)]
+    whole = [ranks for ranks in dict.fromkeys(groups) if len(ranks) != 2]
+    inside = {pair for ranks in whole for pair in pairwise(ranks)}
+    return [*whole, *_lines(ranks for ranks in dict.fromkeys(groups) if len(ranks) == 2 and ranks not in inside)]
+
+
+def _lines(pairs: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the lines that pairs of neighbours make, each a pipeline in the order of its stages."""
+    after: dict[int, list[int]] = {}
+    before: dict[int, list[int]] = {}
+    for one, other in pairs:
+        after.setdefault(one, []).append(other)
+        before.setdefault(other, []).append(one)
+    found = []
+    for first in [rank for rank in after if rank not in before]:
+        line = [first]
+        while len(after.get(line[-1], ())) == 1 == len(before[after[line[-1]][0]]):
+            line.append(after[line[-1]][0])
+        if line[-1] not in after and len(line) > 1:
+            found.append(tuple(line))
     return found
 
 

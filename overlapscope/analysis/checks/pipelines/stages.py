@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.checks.pipelines.stage_of_ranks import pipelines
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, size
 from overlapscope.timeline.dimensions import PIPELINE
@@ -84,7 +85,12 @@ def own_stages(
 
 def counted_stages(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> dict[int, dict[str, PipelineStage]]:
     """Return the stages of every rank, where those of which no receiver is recorded are counted by the others of their
-    pipeline, or left out; `stages` holds the result of `own_stages` for every rank."""
+    pipeline, or left out; `stages` holds the result of `own_stages` for every rank.
+
+    Left out are those of groups of a part of a pipeline, such as two neighbours: their schedule is that of the whole.
+    """
+    whole = pipelines(run)
+    parts = {group.name for group in run.groups if any(set(group.ranks or ()) < set(ranks) for ranks in whole)}
     between: dict[str, set[int]] = {}
     for group in run.groups:
         own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
@@ -93,6 +99,7 @@ def counted_stages(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) 
         rank: {
             name: counted
             for name, each in own.items()
+            if name not in parts
             if (counted := _counted_by(each, between[name]) if each.unaddressed else each) is not None
         }
         for rank, own in stages.items()

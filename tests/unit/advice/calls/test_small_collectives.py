@@ -3,10 +3,16 @@
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.advice.calls.small_collectives import small_collectives
+from overlapscope.advice.calls.small_collectives import (
+    ALREADY,
+    FEWER,
+    FUSE,
+    FUSE_ON_ROCM,
+    small_collectives,
+)
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.step_cases import US, Kernel, Sent, made
 from tests.unit.advice.test_advice_rules import many
 from tests.unit.advice.test_exposed_calls import looked_at
@@ -64,3 +70,37 @@ def test_waiting_for_late_ranks_is_no_latency() -> None:
     assert "0.45 ms are exposed, 22.5 us of each, without waiting for late ranks" in waits.title
     assert "without waiting" not in found(run).title
     assert found(run, waits_us=500).evidence["exposed_ns"] == 400 * US, "what the calls take in the median"
+
+
+CUSTOM = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, int, int)"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def in_kernels(run: Run, *kernels: str) -> Run:
+    """Return a run whose calls are made by these kernels in turn."""
+
+    def own(timeline: RankTimeline) -> RankTimeline:
+        spans = timeline.spans
+        code = len(timeline.names) + spans.collective % len(kernels)
+        name = np.where(spans.collective == NONE, spans.name, code).astype(spans.name.dtype)
+        return replace(timeline, names=(*timeline.names, *kernels), spans=replace(spans, name=name))
+
+    return replace(run, ranks={rank: own(each) for rank, each in run.ranks.items()})
+
+
+def test_a_server_whose_calls_are_custom_ones_is_told_what_is_left() -> None:
+    run = serving(many(20, size_bytes=200_000, op="all_reduce"))
+    custom = found(in_kernels(run, CUSTOM))
+    assert custom.title.startswith("Shorten small collectives: 20 calls of all_reduce a step take their latency")
+    assert ALREADY in custom.title
+    assert custom.apply == {"serving": f"# {FUSE}\n{FEWER}"}
+    for kernels in ([NCCL], [CUSTOM] * 4 + [NCCL]):  # 80 % of the time in custom ones
+        other = found(in_kernels(run, *kernels))
+        assert ALREADY not in other.title
+        assert "custom-all-reduce" in other.apply["serving"]
+
+
+def test_the_norm_is_fused_as_the_devices_can() -> None:
+    run = in_kernels(serving(many(20, size_bytes=200_000, op="all_reduce")), CUSTOM)
+    run = replace(run, fingerprint={"device": "AMD Instinct MI250X"})
+    assert found(run).apply["serving"].startswith(f"# {FUSE_ON_ROCM}\n")

@@ -42,6 +42,15 @@ def test_a_bucket_of_ddp_that_fills_through_backward_is_to_be_split_where_no_gra
     assert found.gain_high_ns == pytest.approx(30 * US, rel=0.01), "what is exposed"
 
 
+def test_buckets_are_split_only_for_compute_that_follows_their_first_gradient() -> None:
+    """Backward launches 500 us at 0, its first gradient is stored at 95 us, and calls are launched from 100 us on."""
+    stored = Range(name="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start=93, end=95)
+    assert "split_all_reduce" not in fired(buckets(386, 202, more=(stored,)))
+    work = Kernel(start=500, end=505, launch=97), Kernel(start=510, end=530, launch=98)
+    some = fired(buckets(386, 202, more=(stored, *work)))["split_all_reduce"]
+    assert some.gain_high_ns == pytest.approx(25 * US, rel=0.01), "of 55 us that are exposed"
+
+
 @pytest.mark.parametrize(("gathered", "said"), [(588, True), (300, False)])
 def test_that_reduce_scatter_sends_less_is_said_where_as_much_is_gathered(gathered: int, *, said: bool) -> None:
     found = fired(buckets(386, 202, gathered=gathered))["split_all_reduce"]

@@ -6,9 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.losses.blocked_host import LOST_NS, blocking_calls
+from overlapscope.advice.losses.gradient_passes import (
+    after_first_gradient_ns,
+    backward_waits_ns,
+    beside_backward_ns,
+)
+from overlapscope.advice.losses.own_calls import OF_OTHERS, of_gradients
 from overlapscope.advice.step_shape import (
     CUDA,
-    LAST_FIRST,
     ONE_BUCKET,
     WAITS,
     launches_of,
@@ -65,7 +70,7 @@ def test_backward_that_is_made_to_wait_for_each_reduction_is_to_wait_once() -> N
         "communication a step 0 ms are overlapped"
     )
     assert found.apply == {"ddp": WAITS}
-    assert found.gain_high_ns == pytest.approx(300 * US, rel=0.01), "compute between, and what is exposed"
+    assert found.gain_high_ns == pytest.approx(200 * US, rel=0.01), "of 300 exposed; nothing is left beside the last"
 
 
 def test_the_gain_is_at_most_the_compute_between_the_calls() -> None:
@@ -104,8 +109,74 @@ def test_a_call_after_which_no_launch_is_known_says_nothing_of_waits() -> None:
     assert fired(cut(ddp(12, 22, 32)))["overlap_without_effect"].apply == {"ddp": WAITS}
 
 
-def test_calls_that_are_launched_at_once_and_follow_each_other_wait_for_the_first() -> None:
-    assert fired(ddp(gap=1))["overlap_without_effect"].apply == {"ddp": LAST_FIRST}
+def test_calls_that_are_launched_at_once_had_their_gradients_at_once() -> None:
+    """DDP sends buckets in the order in which gradients were ready in its first step."""
+    assert "overlap_without_effect" not in fired(ddp(gap=1))
+
+
+def passes(*, gap: float) -> Run:
+    """Return steps of two passes of backward, each with two calls that `gap` us of compute lie between, and with an
+    optimizer for which a stream is made to wait after the second call."""
+
+    def one(at: float, launch: float) -> list[Kernel | Sent | Range]:
+        buckets = {"size_bytes": 36 * MIB, "phase": "backward"}
+        second = at + 250 + gap
+        return [
+            Kernel(start=at, end=at + 200, launch=launch + 1),
+            Sent(start=at + 200, end=at + 250, launch=launch + 2, **buckets),  # type: ignore[arg-type]
+            *[Kernel(start=at + 250, end=second, launch=launch + 3)] * (gap > 0),
+            Sent(start=second, end=second + 50, launch=launch + 4, **buckets),  # type: ignore[arg-type]
+            Range(name="Optimizer.step#Adam.step", start=launch + 6, end=launch + 8),
+            Kernel(start=second + 50, end=second + 60, launch=launch + 7),
+        ]
+
+    run = made(lambda _: [DDP, *one(0, 10), *one(500, 30)])
+    waits = [at + after for at in (10, 30) for after in ((2.5, 4.5) if gap else (4.5,))]
+    return replace(run, ranks={rank: with_waits(each, tuple(waits)) for rank, each in run.ranks.items()})
+
+
+def test_reductions_of_a_pass_at_its_end_do_not_wait_for_those_of_the_next() -> None:
+    """Forward and backward of the second pass lie between the second call and the third, but need what the optimizer
+    makes of the first two."""
+    run = passes(gap=0)
+    assert "overlap_without_effect" not in fired(run)
+    given = looked_at(run)
+    assert (backward_waits_ns(given), beside_backward_ns(given)) == (0, 0)
+    assert of_gradients(given, "dependency") == OF_OTHERS["dependency"], "and not to begin them during backward"
+
+
+def test_the_gain_of_one_wait_is_that_of_each_pass() -> None:
+    found = fired(passes(gap=60))["overlap_without_effect"]
+    assert found.apply == {"ddp": WAITS}
+    assert found.gain_high_ns == pytest.approx(2 * 50 * US, rel=0.01), "the first call of each pass, beside 60 us"
+
+
+STORED = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+@pytest.mark.parametrize(
+    ("ready", "left_us"),
+    [
+        pytest.param((12, 24), 150, id="before the second kernel was launched"),
+        pytest.param((22, 24), None, id="when backward had launched all"),
+        pytest.param((), 200, id="not known"),
+    ],
+)
+def test_one_bucket_can_go_beside_what_follows_the_first_gradient(ready: tuple[float, ...], left_us: int) -> None:
+    stored = [Range(name=STORED, start=at, end=at + 2) for at in ready]
+    kernels = [Kernel(start=0, end=300, launch=10), Kernel(start=300, end=450, launch=20)]
+    call = Sent(start=450, end=650, launch=25, size_bytes=36 * MIB, phase="backward")
+    found = fired(made(lambda _: [DDP, *stored, *kernels, call, Kernel(start=650, end=990, launch=30)]))
+    assert (advised := found.get("overlap_without_effect")) is None or advised.apply == {"ddp": ONE_BUCKET}
+    assert (advised and advised.gain_high_ns) == (left_us and pytest.approx(left_us * US, rel=0.01))
+
+
+def test_a_compiled_graph_stores_gradients_only_when_it_ends() -> None:
+    stored = [Range(name=STORED, start=24, end=26), Range(name="CompiledFunctionBackward", start=9, end=23)]
+    call = Sent(start=450, end=650, launch=25, size_bytes=36 * MIB, phase="backward")
+    work = [Kernel(start=0, end=450, launch=10), call, Kernel(start=650, end=990, launch=30)]
+    assert after_first_gradient_ns(looked_at(made(lambda _: [DDP, *stored, *work]))) == np.inf
+    assert after_first_gradient_ns(looked_at(made(lambda _: [DDP, stored[0], *work]))) == 0
 
 
 @pytest.mark.parametrize("unknown", [slice(-1, None), slice(None)], ids=["the last call", "all calls"])

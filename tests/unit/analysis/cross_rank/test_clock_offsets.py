@@ -78,7 +78,8 @@ def test_nobody_is_blamed_for_a_clock_that_was_set_and_the_reason_names_it(rank,
     late = {6: 500 * US}
     before = match_and_align(pairs_and_rows(late=late))
     found = match_and_align(with_clock(pairs_and_rows(late=late), rank, jumping((75 * MS, by))))
-    (said,) = (each for each in found.matching.reasons if "began to record apart" not in each)
+    others = ("began to record apart", "matched calls went on for")  # these wait for the rank that is not compared, too
+    (said,) = (each for each in found.matching.reasons if not any(words in each for words in others))
     assert f"the clock of rank {rank} was stepped by {by / 1e6:+.1f} ms" in said
     assert 70 < float(said.split(" about ")[1].split(" ms")[0]) < 80
     for each in range(8):
@@ -173,7 +174,8 @@ def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that
     ends = np.sort(run.ranks[rank].collectives.end_ns) - EPOCH_NS
     before = match_and_align(run)
     found = match_and_align(with_clock(run, rank, jumping((int(ends[41]) + 1, 5 * MS))))
-    (said,) = (each for each in found.matching.reasons if "began to record apart" not in each)
+    others = ("began to record apart", "matched calls went on for")  # these wait for the rank that is not compared, too
+    (said,) = (each for each in found.matching.reasons if not any(words in each for words in others))
     assert f"the clock of rank {rank} was stepped by +5.0 ms" in said
     assert found.matched == 84
     missing = match_and_align(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))

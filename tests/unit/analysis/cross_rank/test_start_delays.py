@@ -1,5 +1,6 @@
 """Recordings that begin apart: what that explains of the waits is charged to nobody."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -316,21 +317,29 @@ def test_shares_of_a_day_are_without_what_recordings_that_began_apart_waited() -
     assert analysis.throughput.exposed_fraction == (exposed_ns - 30 * MS) / (window_ns - 30 * MS)
 
 
-def of_steps(*begun_ms: int, idle: bool = False) -> dict[str, int]:
-    """Return the causes of the headline, in ms, of steps of 100 ms that lose 20, and these beside them by the start."""
+def of_steps(*begun_ms: int, waited_ms: Sequence[int] = (), idle: bool = False) -> dict[str, int]:
+    """Return the causes of the headline, in ms, of steps of 100 ms that lose 20, and these beside them by the start or
+    as they wait for a late rank."""
     steps = []
     for at, ms in enumerate(begun_ms):
+        wait_ns = waited_ms[at] * MS if waited_ms else 0
         causes = {"start_of_recording": ms * MS, "device_wait" if idle else "dependency": 20 * MS}
+        causes |= {"peer_host": wait_ns} if wait_ns else {}
         lost_ns = sum(causes.values())
         lost = {"idle_ns": lost_ns, "idle_causes": causes} if idle else {"exposed_comm_ns": lost_ns, "causes": causes}
         parts = dict.fromkeys(("overlapped_ns", "exposed_comm_ns", "copy_only_ns", "idle_ns"), 0)
-        parts["comm_ns"] = 0 if idle else lost_ns
+        parts |= {"comm_ns": 0 if idle else lost_ns, "exposed_wait_ns": wait_ns}
         its = Breakdown(**{"window_ns": 100 * MS, "compute_only_ns": 100 * MS - lost_ns, **parts, **lost})
         window = (EPOCH + at * 100 * MS, EPOCH + (at + 1) * 100 * MS)
         steps.append((StepWindow(step=at, recording=0, window=window, complete=True), its))
     recordings = [(EPOCH, EPOCH + len(begun_ms) * 100 * MS)]
     found = headline({0: RankWindows(steps=steps, whole=Breakdown(), recordings=recordings)}, CrossRank())
     return {cause: ns // MS for cause, ns in (found.idle_causes if idle else found.causes).items()}
+
+
+def test_a_median_step_that_waits_for_the_start_has_the_causes_of_the_others() -> None:
+    """The medians of what is lost, 31, and waited, 7, are of two steps: 24 of transfers would be of none."""
+    assert of_steps(10, 0, 0, waited_ms=[1, 7, 15]) == {"peer_host": 7, "dependency": 20, "start_of_recording": 4}
 
 
 @pytest.mark.parametrize("idle", [False, True])

@@ -282,7 +282,7 @@ def test_the_first_of_its_like_that_lasts_as_long_on_all_recorded_ranks_may_set_
     assert "of 4 B" in one.title
     assert "its 5 like 0.030 ms in the median" in one.title
     advice = {each.id: each.title for each in analyze_with_advice(run).recommendations}
-    assert f"6 a step of 4 B, one of {max(mine_us) // 1000} ms)" in advice["exposed_communication"]
+    assert f"6 a step of 4 B, one of {max(mine_us) // 1000} ms" in advice["exposed_communication"]
 
 
 @pytest.mark.parametrize(("other", "first"), [("1", True), ("0", False)])

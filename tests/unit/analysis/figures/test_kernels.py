@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.per_rank.kernels import LARGER, KernelTotals, compared, sum_kernels
+from overlapscope.analysis.per_rank.kernels import LARGER, UNLIKE, KernelTotals, compared, sum_kernels
 from overlapscope.timeline.columns import COMPUTE, NONE
 from tests.support.rank_rows import rank_timeline
 
@@ -44,7 +44,7 @@ def test_ranks_are_compared_kernel_by_kernel(tables: list[Table]) -> None:
     assert found.keys() == {rank for rank, table in enumerate(tables) if table}
     for rank, its in found.items():
         compute = sum(total for _, total in tables[rank].values())
-        weights, ratios, known, larger = [], [], 0, 0
+        weights, ratios, own_grid, known, larger = [], [], [], 0, 0
         for (name, grid), (count, total) in tables[rank].items():
             time = usual([each[name, grid][1] / each[name, grid][0] for each in tables if (name, grid) in each])
             others = [own_blocks for each in tables if (own_blocks := by_name(each, name))]
@@ -55,6 +55,7 @@ def test_ranks_are_compared_kernel_by_kernel(tables: list[Table]) -> None:
             if time:
                 weights.append(count * time)
                 ratios.append(total / (count * time))
+                own_grid.append(len([each for each in tables if (name, grid) in each]) < 2)
                 known += total
         assert its.compute_ns == compute
         assert its.larger == pytest.approx(larger / compute if compute else 0)
@@ -63,7 +64,12 @@ def test_ranks_are_compared_kernel_by_kernel(tables: list[Table]) -> None:
             order = np.argsort(ratios, kind="stable")
             halfway = np.searchsorted(np.cumsum(np.array(weights)[order]), sum(weights) / 2)
             assert its.slowness == pytest.approx(float(np.array(ratios)[order][halfway]) or 1.0)
-            assert its.usual_ns == pytest.approx(sum(weights) + (compute - known) / its.slowness)
+            pace = max(its.slowness, 1.0)
+            usual_ns = [
+                weight * ratio / pace if own and (ratio > UNLIKE * pace or ratio * UNLIKE < pace) else weight
+                for weight, ratio, own in zip(weights, ratios, own_grid, strict=True)
+            ]
+            assert its.usual_ns == pytest.approx(sum(usual_ns) + (compute - known) / its.slowness)
 
 
 def kernels(taken: dict[str, list[int]]) -> KernelTotals:
@@ -92,3 +98,11 @@ def test_a_kernel_is_mixed_where_much_of_its_time_is_in_calls_of_another_length(
     found = kernels({"gemm": [100] * 8 + [longest]}).mixed
     assert found is not None
     assert found.tolist() == [mixed]
+
+
+def test_blocks_of_a_grid_of_its_own_that_take_unlike_longer_do_other_work() -> None:
+    """As a product with the vocabulary: its grid is twice as large, and a block takes three times as long."""
+    alike: Table = {("gemm", 100): (10, 1000), ("norm", 10): (10, 500)}
+    head: Table = {**alike, ("gemm", 200): (1, 600)}
+    found = compared({0: columns(alike), 1: columns(alike), 2: columns(head)})
+    assert [found[rank].usual_ns for rank in range(3)] == pytest.approx([1500, 1500, 2100])

@@ -39,6 +39,7 @@ from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
         ("DATA_PARALLEL_GROUP_WITH_CP", "data"),
         ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "data"),
         ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"),
+        ("PIPELINE", "pipeline"),
         ("CONTEXT_PARALLEL_GROUP", "context"),
         ("EXPERT_MODEL_PARALLEL_GROUP", "expert"),
         ("EXPERT_DATA_PARALLEL_GROUP", "data"),
@@ -227,6 +228,28 @@ def test_a_group_that_only_sends_to_neighbours_is_a_pipeline(peers, dimension, o
         assert {None if code < 0 else timeline.names[code] for code in timeline.collectives.dimension.tolist()} == {
             expected
         }
+
+
+@pytest.mark.parametrize(
+    ("described", "op", "dimension"),
+    [
+        pytest.param(["PIPELINE", "PIPELINE"], "recv", "pipeline", id="two described ones with the same ranks"),
+        pytest.param(["PIPELINE", "mesh_cp"], "recv", None, id="another dimension has the same ranks"),
+        pytest.param(["PIPELINE"], "all_reduce", None, id="not only messages"),
+        pytest.param([], "recv", None, id="none described"),
+    ],
+)
+def test_messages_of_an_undescribed_group_are_of_the_pipeline_with_the_same_ranks(described, op, dimension):
+    """torch makes more groups of the same ranks, and calls name one that is not described."""
+    groups = [Group(name="used", description="undefined", size=2, ranks=(0, 1))]
+    groups += [Group(name=str(at), description=said, size=2, ranks=(0, 1)) for at, said in enumerate(described)]
+    calls = [
+        {"op": name, "group": "used", "start_ns": at * MS, "end_ns": at * MS + US}
+        for at, name in enumerate(("send", op, "send", "recv"))
+    ]
+    found = with_dimensions({number: rank_timeline(number, calls=calls) for number in (0, 1)}, tuple(groups), 2)
+    codes = {code for each in found.values() for code in each.collectives.dimension.tolist()}
+    assert {found[0].names[code] if code >= 0 else None for code in codes} == {dimension}
 
 
 @pytest.mark.parametrize(

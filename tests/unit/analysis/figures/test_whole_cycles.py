@@ -359,6 +359,9 @@ def test_what_lies_before_the_first_compute_is_named_with_the_steps_that_hours_a
         "over 3 of 4 steps, without step 3, which no marked step follows, and without 70.000 ms between the begin "
         "of step 0 and its first launch: what devices did then was not recorded."
     )
+    begun_apart = replace(analysis.headline, causes={"start_of_recording": MS})
+    said = " ".join(lines(its, begun_apart))
+    assert "which no marked step follows, and without the start of the recording, and without 70.000 ms" in said
 
 
 def test_a_lead_that_is_no_longer_than_the_idle_time_of_other_steps_is_in_their_windows() -> None:

@@ -25,7 +25,7 @@ from overlapscope.analysis.graph.scenarios import (
     without_communication,
 )
 from overlapscope.analysis.graph.self_test import self_test, swap_test
-from overlapscope.analysis.graph.walk import binding_edges, critical_path, shown_binding
+from overlapscope.analysis.graph.walk import binding_edges, critical_path
 from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline, Run
@@ -95,14 +95,14 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
     # A step that fails the replay loses its own answers, not those of the recording.
     answers = tested.answers(None, None)
     ends = own_chain_ends(graph)
-    last, shown = binding_edges(graph), shown_binding(graph)
+    last = binding_edges(graph)
     return GraphFigures(
         nodes=graph.num_nodes, edges=graph.num_edges, self_test=tested,
         path=PathFigures(length_ns=path.length_ns, parts_ns=path.parts, bands_ns=path.bands) if answers else None,
         ranks=tuple(
             _of_rank(
                 part, run.ranks[part.rank], idle_pieces(graph, part, run.ranks[part.rank], last),
-                exposed_pieces(graph, part, run.ranks[part.rank], shown),
+                exposed_pieces(graph, part, run.ranks[part.rank], last),
                 ends[part.rank] - first if part.rank in ends else None,
             )
             for part in graph.ranks

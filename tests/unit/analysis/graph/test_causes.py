@@ -21,7 +21,7 @@ from overlapscope.analysis.graph.idle import (
     idle_pieces,
 )
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
-from overlapscope.analysis.graph.walk import binding_edges, shown_binding
+from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.report.text.chain import link_words
 from overlapscope.timeline.columns import COMM, COPY, HOST, NONE, OPERATION
@@ -319,8 +319,10 @@ def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int
         assert link_words(host_of(lane)).startswith(f"host: in {expected}, before ")
 
 
-def test_the_step_in_whose_mark_a_pause_lies_is_known() -> None:
-    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+@pytest.mark.parametrize("works", [(1_000,), (400, 200, 200, 200)], ids=["one pause", "the first is the longest"])
+def test_the_step_in_whose_mark_most_of_a_hosts_time_lies_is_known(works: tuple[int, ...]) -> None:
+    rest = [each for us in works for each in (Work(us * US), Launch(0, 10 * US))]
+    simulated = simulate({0: [Launch(0, 10 * US), *rest]})
     timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
 
     def step_of(begin_us: int, end_us: int) -> int | None:
@@ -330,7 +332,7 @@ def test_the_step_in_whose_mark_a_pause_lies_is_known() -> None:
         return next(each for each in found if each.kind == "host").step
 
     assert step_of(0, 900) == 7
-    assert step_of(0, 400) is None, "less than half of the pause"
+    assert step_of(0, 450) is None, "less than half of it, if all of the longest pause"
 
 
 @pytest.mark.parametrize(("works_us", "inside"), [(500, (["cudaLaunchKernel"], 2, 600 * US)), (700, ([], 0, 0))])
@@ -354,6 +356,15 @@ def test_compute_that_waits_for_a_call_depends_on_it() -> None:
 def test_a_host_that_waited_for_a_call_makes_compute_depend_on_it() -> None:
     program = [Launch(1, 0, COMM, "nccl", "a"), Sync(1), Launch(0, 100 * US)]
     assert list(exposed(*program)) == ["dependency"]
+
+
+@pytest.mark.parametrize("lane", [0, 2], ids=["a copy on the stream of compute", "a copy on a third stream"])
+def test_compute_waits_for_short_calls_that_the_host_reads_one_after_the_other(lane: int) -> None:
+    """As numbers that are reduced and read: their copies wait 11 us longer for them than for their launches."""
+    read = [*sent("reduce", ns=15 * US), Record("reduced", 1), Wait("reduced", lane), CopyBack(lane, 2 * US)]
+    program = [Launch(0, 10 * US), *read, *read, *read, Launch(0, 100 * US)]
+    found = figures(simulate({0: program}, record_syncs=False)).exposed_causes
+    assert found == {"dependency": 3 * 15 * US}
 
 
 def test_compute_launched_later_by_a_host_that_did_not_wait_gains_nothing_without_the_call() -> None:
@@ -639,7 +650,7 @@ def test_pieces_of_random_programs_cover_exposed_time(program: Program) -> None:
     ]
     timeline = simulate({0: turned}).rank
     graph = rank_graph(timeline)
-    pieces = exposed_pieces(graph, graph.ranks[0], timeline, shown_binding(graph))
+    pieces = exposed_pieces(graph, graph.ranks[0], timeline, binding_edges(graph))
     cover = Coverage.of(timeline.spans)
     assert int((pieces.end_ns - pieces.start_ns).sum()) == length(difference(cover.comm, cover.compute))
     assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()

@@ -10,8 +10,9 @@ from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.found_causes import marked_losses
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
-from overlapscope.analysis.graph.rank_causes import rank_causes, shown_binding
+from overlapscope.analysis.graph.rank_causes import rank_causes
 from overlapscope.analysis.graph.scenarios import capped_pauses, changed_times
+from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
 from overlapscope.timeline.intervals import Intervals, length
@@ -40,7 +41,7 @@ def graph_of(spans: list[tuple[int, int, float, float, float | None]]) -> Graph:
 def pieces_of(spans: list[tuple[int, int, float, float, float | None]]) -> ExposedPieces:
     timeline = rank_of(spans)
     graph = rank_graph(timeline)
-    return exposed_pieces(graph, graph.ranks[0], timeline, shown_binding(graph))
+    return exposed_pieces(graph, graph.ranks[0], timeline, binding_edges(graph))
 
 
 def edges(graph: Graph) -> set[tuple[str, int, int, int]]:

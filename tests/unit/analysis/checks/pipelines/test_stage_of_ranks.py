@@ -41,3 +41,30 @@ def test_of_two_ranks_that_exchange_messages_only_those_of_a_pipeline_are_stages
     assert not [each for each in found if each.startswith("uneven_stages")]
     in_order = replace(by_hand, ranks=with_dimensions(unnamed, (group,), 2))
     assert stage_of_ranks(in_order) == {0: 0, 1: 1}
+
+
+def test_pairs_of_neighbours_with_groups_of_their_own_are_one_pipeline():
+    """Its schedule is not that of two stages; pairs that close a ring, or branch, are none."""
+    run = pipeline([5, 5, 9], 8)
+
+    def stages(*pairs):
+        said = [
+            Group(name=str(at), description="PIPELINE", size=len(ranks), ranks=ranks) for at, ranks in enumerate(pairs)
+        ]
+        return stage_of_ranks(replace(run, groups=tuple(said)))
+
+    assert stages((0, 1), (1, 2)) == {0: 0, 1: 1, 2: 2}
+    assert stages((1, 2), (0, 1), (0, 1)) == {0: 0, 1: 1, 2: 2}
+    assert stages((0, 1), (2, 3)) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert stages((0, 1), (1, 2), (0, 1, 2)) == {0: 0, 1: 1, 2: 2}
+    assert stages((0, 1), (1, 2), (2, 0)) == {}
+    assert stages((0, 1), (0, 2)) == {}
+
+
+def test_the_schedule_of_a_pair_of_stages_is_not_told_where_they_are_a_part_of_more():
+    run = pipeline([5, 5], 8)
+    alone = replace(run, groups=tuple(replace(each, ranks=(0, 1), description="PIPELINE") for each in run.groups))
+    assert any(each.id.startswith("pipeline_") for each in analyze(alone).findings)
+    with_next = (*alone.groups, Group(name="next", description="PIPELINE", size=2, ranks=(1, 2)))
+    longer = replace(alone, groups=with_next, world_size=3)
+    assert not [each.id for each in analyze(longer).findings if each.id.startswith("pipeline_")]
