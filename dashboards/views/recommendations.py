@@ -120,7 +120,8 @@ def gain_words(each: Recommendation) -> Words:
     if each.bound_from == "loss":
         return ("costs ", Time(each.gain_high_ns), f" a {each.per}")
     if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
-        return ("costs ", Time(each.loss_ns), f" a {each.per}; a replay without it is ", Time(each.gain_high_ns),
+        bound = "at most " * bool(each.evidence.get("gain_at_most"))
+        return ("costs ", Time(each.loss_ns), f" a {each.per}; a replay without it is {bound}", Time(each.gain_high_ns),
                 " shorter")  # fmt: skip
     return ("saves at most ", Time(each.gain_high_ns), f" a {each.per}")
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage
@@ -25,7 +26,7 @@ from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
+from overlapscope.analysis.result import Analysis, MeanStep, Recommendation, ShownBy
 from overlapscope.analysis.stragglers.host_work import host_work
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
@@ -54,6 +55,8 @@ AGAIN_NS: Final = "again_ns"
 """In the evidence of `recomputation`: for how long kernels of forward run once more in backward."""
 MAY_FIT: Final = 0.5
 """Share of that which counts beside losses. A choice: memory may hold all that is recomputed, or nothing more."""
+OF_MEAN: Final = {*MeanStep.__struct_fields__}.intersection(Headline.__struct_fields__) - {"steps"}
+"""Figures that a mean step has as a median one does."""
 Windows = tuple[tuple[int, int], ...]
 
 
@@ -85,7 +88,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     idle_ns: int
     """All idle time in these windows, but of few long ones (`is_usual`), of the ranks whose host losses are known."""
     figures: Headline
-    """The main figures of a step: those that `analyze` shows."""
+    """The main figures of a step: those that `analyze` shows first, of the mean step where steps are of two kinds."""
     cross_rank: CrossRank
     """What is known across ranks."""
 
@@ -95,6 +98,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ) -> Self:
         """Find a run's complete steps, else its whole recordings."""
         alone = alone or summarize_ranks(run)
+        analysis = replace(analysis, headline=_main_figures(analysis))
         of_steps = analysis.headline.window == "step"
         cut = analysis.throughput.cut_short if analysis.throughput else ()
         windows = {rank: _windows(own, cut, of_steps=of_steps) for rank, own in alone.items()}
@@ -150,23 +154,42 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """By rank at hand, for how long its host certainly worked in each of its windows; without ranks where that is
         not known."""
         found = {}
-        for timeline, windows in self.some_at_hand():
+        for rank, work in self._host_works.items():
+            starts, ends = np.array(self.windows[rank], np.int64).reshape(-1, 2).T
+            found[rank] = work.within(starts, ends)
+        return found
+
+    @cached_property
+    def _host_works(self) -> Mapping[int, BusyTime]:
+        found = {}
+        for timeline, _ in self.some_at_hand():
             try:
                 work = host_work(timeline)
             except HostEventsError:  # the rank's other figures do not need them
                 work = None
             if work is not None:
-                starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
-                found[timeline.rank] = BusyTime(work).within(starts, ends)
+                found[timeline.rank] = BusyTime(work)
         return found
+
+    def _work_of_step_ns(self, rank: int) -> float:
+        """Return for how long the host of a rank worked for a step, in the mean: while its device ran the step, or, if
+        that is less, from the mark of the step to that of the next one, if any: a host that gains on its device does
+        more than a step's work in the time of one."""
+        beside, marks = float(self.host_work_ns[rank].mean()), self.run.ranks[rank].steps
+        own = np.isin(marks.step, self.numbers[rank]) & (self.per == "step")
+        # A server also works between marks.
+        follows = np.append(marks.recording[1:] == marks.recording[:-1], np.False_)[: own.size]
+        until = np.where(follows, np.append(marks.start_ns[1:], 0)[: own.size], marks.end_ns)
+        marked = self._host_works[rank].within(marks.start_ns[own], until[own])
+        return min(beside, float(marked.mean())) if marked.size else beside
 
     @cached_property
     def host_free_ns(self) -> float:
         """How much shorter a step can get while hosts work as long as recorded, at most: what is left of it beside the
         work of the host that has most, mean over steps; infinite where no host's work is known."""
         free = (
-            fmean(end - start - worked for (start, end), worked in zip(self.windows[rank], own.tolist(), strict=True))
-            for rank, own in self.host_work_ns.items()
+            fmean(end - start for start, end in self.windows[rank]) - self._work_of_step_ns(rank)
+            for rank in self.host_work_ns
         )
         return max(min(free, default=np.inf), 0.0)
 
@@ -175,6 +198,13 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Duration of a step, where those of ranks overlap what it takes in the mean; 0 without times."""
         mean = self.analysis.mean_step if self.per == "step" else None
         return mean.step_ns if mean is not None and mean.because == "steps_overlap" else self.figures.step_ns or 0
+
+    @property
+    def of_step(self) -> str:
+        """Words for the step, or recording, that times are of, with its length."""
+        mean = self.analysis.mean_step
+        in_mean = " in the mean" * (self.per == "step" and mean is not None and mean.because == "two_kinds")
+        return f"a {ms(self.step_ns)} {self.per}{in_mean}"
 
     @cached_property
     def steps(self) -> int:
@@ -360,6 +390,20 @@ def gain_ns(each: Recommendation) -> float | None:
 def recomputed_ns(each: Recommendation) -> float:
     """Return what counts of a recommendation to recompute less beside losses; 0 for others."""
     return float(MAY_FIT * each.evidence.get(AGAIN_NS, 0))
+
+
+def _main_figures(analysis: Analysis) -> Headline:
+    """Return the headline with the figures of the mean step in place of the median one's, where steps are of two kinds
+    and that stands first: a rule that divided a median by another would be of one kind of steps alone."""
+    head, mean = analysis.headline, analysis.mean_step
+    if mean is None or mean.because != "two_kinds":
+        return head
+    return replace(
+        head,
+        **{name: getattr(mean, name) for name in OF_MEAN},
+        comm_ns=(mean.exposed_comm_ns or 0) + mean.overlapped_ns,
+        compute_ns=mean.compute_only_ns + mean.overlapped_ns,
+    )
 
 
 def per_step(each: Recommendation, ns: float | None, steps: int) -> float:

@@ -29,6 +29,7 @@ from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, size
 from overlapscope.timeline.dimensions import BACKWARD, DATA
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import UNNAMED
 from overlapscope.timeline.rows import largest_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
@@ -68,6 +69,10 @@ ONE_BUCKET: Final = "# one bucket for all gradients, or a model that is a single
 LAST_FIRST: Final = (
     "# all calls are launched at once: buckets are sent in order, and the first one waits for a gradient that is ready "
     "last (an embedding that is used twice, modules registered in another order than they run)"
+)
+OF_UNNAMED: Final = (
+    "that calls of unknown operation that are launched between a forward and the optimizer reduce gradients, as no "
+    "forward launches any"
 )
 WAITS: Final = (
     "# a hook waits for its call: return the future of all_reduce(..., async_op=True) from a communication hook, "
@@ -202,13 +207,15 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     only where DDP sends one bucket a step: gloo's threads need cores, too."""
     used = [key for key in given.job.frameworks if key in OVERLAPPING]
     comm, overlapped = given.figures.comm_ns or 0, given.figures.overlapped_ns or 0
-    if given.job.serves or not used or not (given.run_has_device or _one_bucket(given)):
+    if given.job.serves or not used or not (given.run_has_device or _one_bucket(given)) or overlapped > NOTHING * comm:
         return None
-    ops = {op for key in used for op in OVERLAPPED[key]}
+    by_hosts = given.run_has_device and "ddp" in used and hosts_make_wait(given)
+    waits_ns = backward_waits_ns(given) if by_hosts else 0.0
+    ops = {op for key in used for op in OVERLAPPED[key]}.union([UNNAMED] if waits_ns else ())
     rows = [row for row in given.analysis.collectives if row.op in ops and row.dimension in (None, DATA)]
     exposed = given.exposed_ns(rows)
     at_most = given.besides_ns(min(exposed, given.figures.exposed_comm_ns or exposed, saved_by_overlap_ns(given, rows)))
-    if not given.is_worth(at_most) or overlapped > NOTHING * comm:
+    if not given.is_worth(at_most):
         return None
     if used == ["fsdp2"] and prefetches_nothing(given):
         return None  # `backward_prefetch` says why
@@ -218,7 +225,6 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         at_most = min(at_most, beside_backward_ns(given))
         if not given.is_worth(at_most):
             return None
-    waits_ns = backward_waits_ns(given) if given.run_has_device and "ddp" in used and hosts_make_wait(given) else 0.0
     if given.is_worth(waits_ns):
         at_most = min(at_most, waits_ns)
         title = "Wait once for gradients, before the optimizer: backward waits for each reduction, and "
@@ -237,7 +243,7 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
         apply=apply,
         evidence={"comm_ns": comm, "overlapped_ns": overlapped},
         measured=["communication, and the compute beside it"],
-        assumed=[BOUND, *kept_by_hosts(given, at_most)],
+        assumed=[BOUND, *[OF_UNNAMED] * any(row.op == UNNAMED for row in rows), *kept_by_hosts(given, at_most)],
     )
 
 

@@ -19,7 +19,8 @@ from overlapscope.analysis.result import (
     overlapping_ns,
     without_outliers,
 )
-from overlapscope.analysis.two_kinds import FEWEST, TwoKinds, two_kinds
+from overlapscope.analysis.two_kinds import TwoKinds, two_kinds
+from overlapscope.timeline.two_lengths import FEWEST
 
 OVERLAP: Final = 0.02
 """Steps of ranks overlap by much where the mean one is shorter than the job's median one by this share or more."""

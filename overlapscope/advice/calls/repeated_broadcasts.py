@@ -2,7 +2,8 @@
 
 Parameters are known by their elements, as many as were reduced of gradients in the same ranks, or by the optimizer that
 launches the calls. Which rank sends is not in a recording: that one rank updates all, each one a part, or all alike and
-none need send, look the same.
+none need send, look the same. Where they are reduced to one rank and sent back behind the optimizer, no update lies
+between: parameters are averaged.
 """
 
 import re
@@ -17,7 +18,7 @@ from overlapscope.advice.calls.savings import saved_without_ns, transferring
 from overlapscope.advice.calls.small_collectives import FEWEST_CALLS
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, ms, recommended, window_of
 from overlapscope.analysis.exposure.collectives import CollectiveRow
-from overlapscope.analysis.per_rank.optimizers import launch_times
+from overlapscope.analysis.per_rank.optimizers import follow_optimizer, launch_times
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.build.host_ranges import DDP_BUFFERS
 from overlapscope.timeline.columns import NONE, Flags, Ints
@@ -41,7 +42,7 @@ OWN_PARTS: Final = re.compile(r"ZeroRedundancyOptimizer|^Optimizer\.step#OSS\.st
 """Optimizers of torch and FairScale of which each rank updates a part of the parameters, and sends it."""
 INTEGERS: Final = re.compile(r"u?int|bool")
 """Types of batches, and of nothing that is trained."""
-Sent = Literal["buffers", "parameters", "tensors"]
+Sent = Literal["averages", "buffers", "parameters", "tensors"]
 REDUCE_TO_ALL: Final = "all_reduce"
 REDUCE_TO_ONE: Final = "reduce"
 OF_BUFFERS: Final = "DistributedDataParallel(model, broadcast_buffers=False)  # or SyncBatchNorm"
@@ -66,6 +67,15 @@ TWO_THIRDS: Final = (
     "broadcasts does (FSDP2 with reshard_after_forward=False)"
 )
 TO_ALL: Final = "DistributedDataParallel(model)  # all_reduce in buckets, beside backward; each rank updates all"
+AVERAGE_TO_ALL: Final = (
+    "dist.all_reduce(flat, op=dist.ReduceOp.AVG)  # the average is on each rank, and none sends it back\n"
+    "# or average more rarely (more local steps), in 16 bits, or beside the next compute: each changes how it trains, "
+    "and saves of the reductions, too"
+)
+OF_AVERAGES: Final = (
+    "that no rank updates them in between; that all_reduce takes no longer than reduce, though n ranks in a ring move "
+    "2 (n - 1) / n times as many bytes: the gain is an upper bound; durations include waiting for the rank that sends"
+)
 FLAT: Final = (
     "# {calls} of the calls are below 1 MiB: send what one rank updates as one flat tensor (ZeroRedundancyOptimizer: "
     "parameters_as_bucket_view=True)"
@@ -107,6 +117,8 @@ def repeated_broadcasts(given: RuleInput) -> Recommendation | None:
         beside = given.besides_ns(min(at_most, *(each.forward_ns for each in known)))
         evidence["beside_forward_ns"] = round(beside)
         assumed = _assumed_of_parameters(one, beside)
+    elif one.sent == "averages":
+        assumed = [OF_AVERAGES]
     return recommended(
         given,
         id="repeated_broadcasts",
@@ -137,6 +149,11 @@ def _title(given: RuleInput, one: _Broadcasts, exposed_ns: float) -> str:
     if one.sent == "tensors":
         unless = "what all ranks update alike need not be sent; what one rank alone changes must be"
         return f"Broadcast less: each step broadcasts tensors of the same sizes, {cost}; {unless}"
+    if one.sent == "averages":
+        return (
+            "Average parameters with all_reduce: reductions to one rank follow the optimizer, and as many elements are "
+            f"broadcast back before the next one in each step, {cost}"
+        )
     first = "Broadcast no parameters, or beside the next forward: "
     if one.reduced_by == REDUCE_TO_ONE:
         return (
@@ -147,10 +164,10 @@ def _title(given: RuleInput, one: _Broadcasts, exposed_ns: float) -> str:
         what = "each rank updates a part of the parameters, and broadcasts it"
         return f"{first}{what}, {cost}; each can update all of them, if memory holds the whole state of the optimizer"
     unless = "needed only where ranks do not all update all parameters alike (one rank alone, or a part each)"
+    what = "the optimizer broadcasts in each step"
     if one.reduced_by == REDUCE_TO_ALL:
         what = "all_reduce leaves all gradients on each rank, yet as many elements are broadcast in each step"
-        return f"{first}{what}, {cost}; {unless}"
-    return f"{first}the optimizer broadcasts in each step, {cost}; {unless}"
+    return f"{first}{what}, {cost}; {unless}"
 
 
 def _assumed_of_parameters(one: _Broadcasts, beside_ns: float) -> list[str]:
@@ -169,6 +186,8 @@ def _apply(one: _Broadcasts) -> dict[str, str]:
         return {"ddp": OF_BUFFERS}
     if one.sent == "tensors":
         return {"torch": OF_TENSORS}
+    if one.sent == "averages":
+        return {"torch": AVERAGE_TO_ALL}
     small = sum(each < LARGE_BYTES for each in one.sizes)
     flat = [FLAT.format(calls=small)] if small >= FEWEST_CALLS else []
     if one.reduced_by == REDUCE_TO_ONE:
@@ -218,14 +237,21 @@ def _other_than_buffers(
     if reduced_by is None and not of_optimizer:
         is_marked = bool((calls.step[rows] != NONE).any())
         return _Broadcasts(calls=len(sizes), sizes=sizes, sent="tensors") if is_marked and not own_parts else None
+    averages = reduced_by == REDUCE_TO_ONE and _follow_optimizer(timeline, rows, reduces)
     return _Broadcasts(
         calls=len(sizes),
         sizes=sizes,
-        sent="parameters",
+        sent="averages" if averages else "parameters",
         own_parts=own_parts,
         reduced_by=reduced_by,
         forward_ns=_forward_ns(timeline, windows, reduces) if reduced_by else np.inf,
     )
+
+
+def _follow_optimizer(timeline: RankTimeline, *calls: Ints) -> bool:
+    """Return whether most calls of each of these rows follow the last optimizer of their step."""
+    follows = follow_optimizer(timeline)
+    return all(np.count_nonzero(follows[rows]) >= MOSTLY * rows.size for rows in calls)
 
 
 def _of_optimizer(given: RuleInput, timeline: RankTimeline, windows: Windows, rows: Ints) -> _Broadcasts | None:

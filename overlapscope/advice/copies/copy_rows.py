@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.graph.building.host_waits import CLOCKS_AGREE_NS, TO_DEVICE
-from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.pauses.host_collectives import launched_in_host_collectives
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, RUNTIME, Flags, Ints, Spans, take
 from overlapscope.timeline.lazy_host_spans import select_host_spans

@@ -12,6 +12,7 @@ import numpy as np
 from overlapscope.advice.copies.copy_rows import PAGEABLE, CopyRows, copy_rows, to_host_rows
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.checks.slow_host import slow_hosts
+from overlapscope.analysis.common.host_work import ASYNC_SAVE
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_waits import TO_DEVICE
 from overlapscope.analysis.result import Recommendation, ShownBy
@@ -331,7 +332,7 @@ def _apply(given: RuleInput, kind: _Kind, *, pageable: bool, recurs: bool) -> di
             "copied = copies.record_event()  # in another thread: copied.synchronize(), then write or send host",
             "torch.cuda.current_stream().wait_event(copied)  # before tensor changes",
         ]
-        checkpoint = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # where it is a checkpoint"
+        checkpoint = f"{ASYNC_SAVE}  # where it is a checkpoint"
         lines += [] if given.job.serves or recurs else [checkpoint]
         return {"torch": "\n".join(lines)} | of_deepspeed
     lines = [

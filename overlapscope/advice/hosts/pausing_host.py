@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
+from overlapscope.analysis.common.host_work import work_of_stack
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.timeline.intervals import Intervals, complement, union
@@ -67,8 +68,9 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
     most = max(worth, key=lambda each: each.length_ns)
     ranks = sorted(each.rank for each in worth)
     whose = f"the training thread{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
-    computes, function = "compute" if len(ranks) > 1 else "computes", _function(given, most)
-    inside = "" if function is None else f": it is in {function}"
+    computes, stack = "compute" if len(ranks) > 1 else "computes", _stack(given, most)
+    work = work_of_stack(stack)
+    inside = f": it is in {stack[-1]}" if stack else ""
     return recommended(
         given,
         id="pausing_host",
@@ -76,7 +78,9 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
         f"{ms(_own_step_ns(given, most.rank))} {given.per}, {most.place}{inside}",
         verdict="look",
         loss_ns=most.length_ns,
-        apply={
+        apply=dict(work.apply)
+        if work is not None
+        else {
             "python": "py-spy dump --pid PID  # while it pauses: a sleep, a file, a lock, a service that answers late\n"
             "torch.profiler.profile(with_stack=True)  # which function it is in: overlapscope analyze --stacks TRACES",
             **_named_parts(given),
@@ -92,15 +96,14 @@ def pausing_host(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _function(given: RuleInput, paused: _Paused) -> str | None:
-    """Return the innermost Python function that a rank's training thread was in amid its longest pause; None where no
-    stacks were recorded."""
+def _stack(given: RuleInput, paused: _Paused) -> list[str]:
+    """Return the Python stack that a rank's training thread was in amid its longest pause, the outermost function
+    first; empty where no stacks were recorded."""
     timeline = given.run.ranks[paused.rank]
     if timeline.host_is_lost:
-        return None
+        return []
     middle = (paused.longest.start_ns + paused.longest.end_ns) // 2
-    stack = stack_at(timeline, training_lane(timeline), middle)
-    return stack[-1] if stack else None
+    return stack_at(timeline, training_lane(timeline), middle)
 
 
 def _named_parts(given: RuleInput) -> dict[str, str]:

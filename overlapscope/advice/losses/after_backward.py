@@ -5,8 +5,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.losses.exposed_calls import REDUCE, follow_optimizer
+from overlapscope.advice.losses.exposed_calls import REDUCE
 from overlapscope.advice.rule_input import LARGE_BYTES, RuleInput, Windows, window_of
+from overlapscope.analysis.per_rank.optimizers import follow_optimizer
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, FORWARD
 from overlapscope.timeline.intervals import BusyTime, difference

@@ -20,6 +20,7 @@ from overlapscope.advice.losses.host_time import (
     awaited_name,
     host_time,
     in_the_mean,
+    launching_share,
     most_by_number,
     range_of_waits,
     worth_naming,
@@ -50,6 +51,11 @@ SERVING: Final = {
     "python -m sglang.launch_server ...  # without --disable-overlap-schedule"
 }
 """For servers, which need the sampled tokens: not to wait is no choice, but to schedule ahead of them."""
+CAPTURED: Final = {
+    "serving": "vllm serve ...  # without --enforce-eager\n"
+    "python -m sglang.launch_server ...  # without --disable-cuda-graph"
+}
+"""For servers whose launches cannot keep up: not to be kept from capturing graphs."""
 AWAITED_NS: Final = "awaited_communication_ns"
 """In the evidence of `blocking_calls`: exposed time of calls that only the host waited for."""
 LOST_NS: Final = "lost_ns"
@@ -200,7 +206,7 @@ def _lost(given: RuleInput, found: HostTime) -> RankLoss | None:
 
 
 def _of_step(given: RuleInput, ns: int) -> str:
-    return f"{ms(ns)} of a {ms(given.step_ns)} {given.per}"
+    return f"{ms(ns)} of {given.of_step}"
 
 
 def garbage_collection(given: RuleInput) -> Recommendation | None:
@@ -266,25 +272,30 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     means = {rank: float(own.mean()) for rank, own in found.by_window.items() if own.size}
     on_rank = "" if lost.of else _mostly(means, lost.ns).lstrip(", ")
     in_steps = most_by_number(given, found.by_window)
+    keeps_up = not given.job.serves or replays_graphs(given)
+    slowly_ns = 0 if keeps_up else round(lost.ns * launching_share(given))
+    slowly = f", {ms(slowly_ns)} of it between launches that follow each other" if given.is_worth(slowly_ns) else ""
+    code = instead_of(
+        given.job,
+        waits,
+        found.shown_by or awaited.shown_by,
+        of_communication=awaited_ns > 0,
+        awaited=awaited.awaited | found.awaited,
+    )
     return recommended(
         given,
         id="blocking_calls",
-        title=f"Let the host run ahead: {_costs(given, lost, on_rank, awaited_ns)} "
-        f"because the host waits for it ({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}",
+        title=f"Let the host run ahead: {_costs(given, lost, on_rank, awaited_ns)} because the host waits for it "
+        f"({named_waits(calls, waits)}){range_of_waits(given, 'blocking_call', 'poll')}{slowly}",
         at_most_ns=lost.ns + awaited_ns,
         bound_from="loss",
-        apply=instead_of(
-            given.job,
-            waits,
-            found.shown_by or awaited.shown_by,
-            of_communication=awaited_ns > 0,
-            awaited=awaited.awaited | found.awaited,
-        ),
+        apply={name: f"{lines}\n{CAPTURED[name]}" for name, lines in code.items()} if slowly else code,
         evidence={
             "blocking_ns": lost.ns,
             AWAITED_NS: awaited_ns,
             "of_rank_with_most_ns": max(round(float(in_steps.mean())), lost.ns) if in_steps.size else lost.ns,
             "polls_ns": found.by_kind.get("poll", 0),
+            **({"launching_ns": slowly_ns} if slowly else {}),
             "calls": found.by_call,
         }
         | ({LOST_NS: _before_optimizer_ns(given)} if awaited_ns else {}),
@@ -335,6 +346,11 @@ def _costs(given: RuleInput, lost: RankLoss, on_rank: str, awaited_ns: int) -> s
         return idles
     late = f"compute that may overlap up to {ms(awaited_ns)} of communication is launched after it,"
     return f"{idles}, and {late}" if given.is_worth(lost.ns) else f"in a {ms(given.step_ns)} {given.per} {late}"
+
+
+def replays_graphs(given: RuleInput) -> bool:
+    """Return whether the job launches whole graphs already."""
+    return any(map(LAUNCHES_GRAPH.search, {name for each in given.run.ranks.values() for name in each.names}))
 
 
 def not_at_once(job: JobKind) -> str:

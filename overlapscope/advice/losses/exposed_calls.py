@@ -6,12 +6,13 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.calls.call_rates import ALIKE, MOST_ALIKE, OTHER_SIZES, exposed_of_calls_ns
+from overlapscope.advice.calls.repeated_broadcasts import REDUCE_TO_ONE
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, time_of
 from overlapscope.analysis.common.user_ranges import innermost_told
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER
-from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins, optimizer_ends
+from overlapscope.analysis.per_rank.optimizers import follow_optimizer, launch_times
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import COMPUTE, NONE, RUNTIME, Flags, Ints
+from overlapscope.timeline.columns import NONE, RUNTIME, Ints
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.lazy_host_spans import select_host_spans
@@ -26,7 +27,6 @@ IN_A_ROW_NS: Final = 10_000
 choice: NCCL's kernels begin a few microseconds apart on a stream."""
 MUCH_BESIDE: Final = 0.2
 """Reductions with more than this share beside compute are no calls that compute waits for each time. A choice."""
-LATEST: Final = int(np.iinfo(np.int64).max)
 REDUCE: Final = ("all_reduce", "reduce_scatter")
 
 
@@ -48,7 +48,8 @@ def _averages(timeline: RankTimeline, windows: Windows, exposed_ns: Ints) -> Int
 
 
 def reduce_after_optimizer(given: RuleInput) -> bool:
-    """Return whether most exposed time is of large reductions that follow the optimizer: no gradients of their step."""
+    """Return whether most exposed time is of large reductions that follow the optimizer, and of what is sent back after
+    these: no gradients of their step."""
     own_ns = every = 0
     for timeline, windows in given.some_at_hand():
         exposed = exposed_of_calls_ns(given, timeline, windows)
@@ -58,10 +59,12 @@ def reduce_after_optimizer(given: RuleInput) -> bool:
 
 
 def _reductions_after(timeline: RankTimeline) -> Ints:
-    """Return the large reductions that follow the optimizer."""
-    calls = timeline.collectives
-    reduces = rows_named(calls.op, timeline.names, REDUCE.__contains__)
-    return np.flatnonzero(reduces & (calls.bytes >= LARGE_BYTES) & follow_optimizer(timeline))
+    """Return the large reductions that follow the optimizer, and the broadcasts after reductions to one rank."""
+    calls, names = timeline.collectives, timeline.names
+    follow = (calls.bytes >= LARGE_BYTES) & follow_optimizer(timeline)
+    to_one, sent = (follow & rows_named(calls.op, names, op.__eq__) for op in (REDUCE_TO_ONE, "broadcast"))
+    sent &= np.isin(calls.step, calls.step[to_one])
+    return np.flatnonzero(follow & rows_named(calls.op, names, REDUCE.__contains__) | to_one | sent)
 
 
 def range_after_optimizer(given: RuleInput, *, averages: bool) -> str | None:
@@ -95,34 +98,6 @@ def _launching_lanes(timeline: RankTimeline, rows: Ints) -> Ints:
     known = np.append(host.correlation[order], NONE)[at] == spans.correlation[launched]
     lanes[spans.collective[launched[known]]] = host.lane[found[known]]
     return lanes[rows]
-
-
-def follow_optimizer(timeline: RankTimeline) -> Flags:
-    """Return which calls were launched after the last optimizer of their step, without most of its compute between
-    them: in steps whose marks begin after backward, gradients follow that. None where no optimizer is marked."""
-    calls, steps = timeline.collectives, timeline.steps
-    launch = launch_times(timeline, np.arange(calls.op.size))
-    step = np.searchsorted(steps.start_ns, launch, side="right") - 1
-    begun, ended = optimizer_begins(timeline), optimizer_ends(timeline)
-    if not ended.size or not steps.step.size:
-        return np.zeros(calls.op.size, np.bool_)
-    before = np.append(NONE, ended)[np.searchsorted(ended, launch, side="right")]
-    after = np.append(begun, LATEST)[np.searchsorted(begun, launch)]
-    begin, end = steps.start_ns[step], steps.end_ns[step]
-    follows = (step >= 0) & (launch < end) & (before >= begin) & (after >= end)
-    most = 2 * compute_launched(timeline, before, launch) > compute_launched(timeline, begin, end)
-    return np.asarray(follows & ~most, np.bool_)
-
-
-def compute_launched(timeline: RankTimeline, begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Return how long the compute lasts that was launched in each of these times on the host, in ns."""
-    spans = timeline.spans
-    rows = np.flatnonzero(spans.kind == COMPUTE)
-    launch = np.where(spans.launch_ns[rows] == NONE, spans.start_ns[rows], spans.launch_ns[rows])
-    order = np.argsort(launch, kind="stable")
-    until = np.append(0, np.cumsum((spans.end_ns - spans.start_ns)[rows[order]]))
-    at = np.searchsorted(launch[order], np.stack((begin_ns, end_ns)))
-    return np.asarray(until[at[1]] - until[at[0]], np.int64)
 
 
 def go_beside_backward(given: RuleInput) -> bool:

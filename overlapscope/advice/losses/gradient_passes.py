@@ -2,6 +2,10 @@
 
 A step may have several passes, each followed by its own optimizer or another forward. What is computed between the last
 reduction of one and the first of the next is nothing that could run beside them.
+
+Where kernels alone are known of calls, no operation and no size, those of DDP are taken to reduce gradients that it
+launches between a forward and the next optimizer, where forwards launch none: what tensor parallelism, FSDP and
+SyncBatchNorm send in backward they also send in forward.
 """
 
 from collections.abc import Sequence
@@ -10,17 +14,17 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.calls.call_rates import MOST_ALIKE
-from overlapscope.advice.losses.exposed_calls import LATEST, REDUCE, compute_launched
+from overlapscope.advice.losses.exposed_calls import REDUCE
 from overlapscope.advice.losses.gradient_accumulation import ACCUMULATES, times_in
 from overlapscope.advice.rule_input import LARGE_BYTES, NOTHING, RuleInput, Windows, window_of
 from overlapscope.analysis.graph.building.stream_waits import WAITS_FOR_EVENT
-from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_begins
-from overlapscope.timeline.columns import COMM, NONE, RUNTIME, Collectives, Ints
+from overlapscope.analysis.per_rank.optimizers import LATEST, compute_launched, launch_times, optimizer_begins
+from overlapscope.timeline.columns import COMM, NONE, RUNTIME, Collectives, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DDP_FORWARD
 from overlapscope.timeline.intervals import BusyTime, length, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import COMPILED_GRAPH
+from overlapscope.timeline.operations import COMPILED_GRAPH, UNNAMED
 from overlapscope.timeline.rows import factorize_rows, largest_by, sort_order, split_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.parallelism import shows_ddp
@@ -167,26 +171,46 @@ def _pass_marks(timeline: RankTimeline) -> Ints:
     return np.sort(np.append(optimizer_begins(timeline), forwards))
 
 
+def unnamed_reductions(timeline: RankTimeline) -> Flags:
+    """Return which calls of no known operation and size DDP launched between a forward and the next optimizer; none of
+    a rank whose forwards launch such calls, too."""
+    calls, names, notes = timeline.collectives, timeline.names, timeline.annotations
+    launch = calls.launch_ns
+    unnamed = rows_named(calls.op, names, UNNAMED.__eq__) & (calls.bytes == NONE) & (launch != NONE)
+    forwards = rows_named(notes.name, names, DDP_FORWARD.__eq__)
+    begun, ended = np.sort(notes.start_ns[forwards]), np.sort(notes.end_ns[forwards])
+    after = np.append(NONE, ended)[np.searchsorted(ended, launch, side="right")]
+    in_forward = np.searchsorted(begun, launch, side="right") > np.searchsorted(ended, launch, side="right")
+    if (unnamed & in_forward).any():
+        return np.zeros_like(unnamed)
+    optimizers = optimizer_begins(timeline)
+    before = np.append(optimizers, LATEST)[np.searchsorted(optimizers, after)]
+    return np.asarray(unnamed & (after != NONE) & (launch < before) & (before < LATEST), np.bool_)
+
+
 def _by_pass(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints]:
     """Return rows of large reductions in backward, by their begin, and the number of the pass of each.
 
     Only of groups whose like no forward makes, as that of tensor parallelism does, and which nothing is gathered
-    between.
+    between. Of unnamed calls those that can be no others.
     """
     calls, names = timeline.collectives, timeline.names
-    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & (calls.bytes >= LARGE_BYTES))
+    unnamed = unnamed_reductions(timeline)
+    sized = unnamed | (calls.bytes >= LARGE_BYTES)
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & sized)
     window = window_of(windows, calls.start_ns[timed])
     timed, window = timed[window != NONE], window[window != NONE]
     order = sort_order(window, calls.start_ns[timed])
     timed, window = timed[order], window[order]
     reduces = rows_named(calls.op[timed], names, REDUCE.__contains__)
     backward = rows_named(calls.phase[timed], names, BACKWARD.__eq__)
+    in_pass = unnamed[timed] | (reduces & backward)
     kept = np.zeros(timed.size, np.bool_)
     for own in split_by(factorize_rows([calls.group[timed], window])[0]):
-        last = int(np.flatnonzero(backward[own]).max(initial=-1))
+        last = int(np.flatnonzero((unnamed[timed] | backward)[own]).max(initial=-1))
         # Whatever the group does until its last call of backward is a reduction of gradients.
         until_last = own[: last + 1]
-        kept[until_last] = bool((reduces & backward)[until_last].all())
+        kept[until_last] = bool(in_pass[until_last].all())
     rows = timed[kept]
     before = np.searchsorted(_pass_marks(timeline), launch_times(timeline, rows))
     return rows, factorize_rows([window[kept], before])[0]

@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.checks.host_pauses import DIFFER, again_outside, of_step_alone, times_a_step
+from overlapscope.analysis.common.host_work import OBJECTS, take_off, work_of_id
 from overlapscope.analysis.common.user_ranges import range_of_step
 from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short
 from overlapscope.analysis.result import Recommendation, ShownBy, recording_ns
@@ -38,10 +39,7 @@ OF_COPY: Final = (
     "what becomes of what it copied just before: images, logs or a checkpoint belong in another thread or process, or "
     "in fewer steps"
 )
-OF_OBJECTS: Final = (
-    "# if torch.distributed.all_gather_object() comes just before: all_gather() tensors instead, or call it in fewer "
-    "steps\n"
-)
+OF_OBJECTS: Final = f"# if torch.distributed.all_gather_object() comes just before:\n{OBJECTS.apply['torch']}\n"
 COMPILES: Final = "TORCH_LOGS=recompiles python train.py  # does torch.compile compile again? then mark_dynamic()\n"
 IN_OWN_CODE: Final = {
     "torch": IN_PAUSES["torch"],
@@ -77,6 +75,7 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
         return _before_any_call(given, evidence)
     alone, begun, cost_ns = evidence["alone_in_step"], evidence["begun_steps"], evidence["cost_ns"]
     costliest, wait = evidence["pauses"][0], _wait_before(given, evidence)
+    work = work_of_id(evidence.get("work"))
     loss_ns, alone_range = cost_ns if alone is None else cost_ns * begun, _range_alone(given, evidence)
     return recommended(
         given,
@@ -101,6 +100,7 @@ def host_pauses(given: RuleInput) -> Recommendation | None:
         assumed=[
             *["that no rank that was not recorded paused for longer"] * (not given.is_whole),
             *[WAITS_STAY] * (wait is not None),
+            *(() if work is None else work.assumed),
         ],
         verify="overlapscope analyze NEW_RUN: the finding host_pauses is gone",
     )
@@ -126,13 +126,14 @@ def _title(given: RuleInput, evidence: Mapping[str, Any], wait: str | None, alon
     one = len(ranks) == 1
     in_turn = ", now one, now another" * evidence["in_turn"]
     whom = f"the host{'' if one else 's'} of {ranks_of_run(ranks, len(given.run.ranks))}{in_turn}"
-    own = evidence.get("does") or evidence.get("own_code") or evidence["copied_back"]
+    own = evidence.get("work") or evidence.get("does") or evidence.get("own_code") or evidence["copied_back"]
     does = ("launches nothing" if one else "launch nothing") if own else "pauses" if one else "pause"
     usual = f"{'it' if one else 'they'} {does} {_how_long(given, evidence)}{_place(evidence)}"
     idles = _idles(given, evidence)
     spent = "" if wait is None else f", after a wait ({short(wait)}) that had used up its lead"
     begins = ", perhaps as the profiler starts" * evidence["at_begin"]
-    asks = _asks(evidence, whom, alone_range)
+    work = work_of_id(evidence.get("work"))
+    asks = _asks(evidence, whom, alone_range) if work is None else take_off(work, whom)
     return f"{asks}: {usual}, and {'its' if one else 'a'} device idles for {idles}{spent}{begins}"
 
 
@@ -186,7 +187,7 @@ def _wait_before(given: RuleInput, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _asks(evidence: Mapping[str, Any], whom: str, alone_range: tuple[str, int] | None) -> str:
-    """Return what is to be done about pauses of these hosts."""
+    """Return what is to be done about pauses of these hosts, in no known kind of host work."""
     if evidence.get("in_optimizer"):
         return f"Take the optimizer off {whom}, or overlap it"
     if evidence.get("copied_back"):
@@ -203,6 +204,8 @@ def _asks(evidence: Mapping[str, Any], whom: str, alone_range: tuple[str, int] |
 def _remedies(evidence: Mapping[str, Any], alone_range: tuple[str, int] | None, paused_ns: int) -> dict[str, str]:
     """Return what to do, by framework: what recurs, a range or pauses of one length, is what the host does, and no
     accident; and so, first, a range that the one step alone has."""
+    if (work := work_of_id(evidence.get("work"))) is not None:
+        return dict(work.apply)
     if evidence.get("in_optimizer"):
         return OFF_HOST
     if evidence.get("does") is not None:

@@ -41,6 +41,9 @@ MOST_OF_STEPS: Final = 0.8
 """A range that covers more of all steps says nothing of where in them. A choice."""
 NAMED: Final = 0.05
 """Least share of a loss that a call has to be named beside it. A choice: less is not worth changing the call."""
+RETURNS_BEFORE_NS: Final = 5_000
+"""A call that waits returns at most so long before the gap that it leaves. A choice: clocks of hosts and devices differ
+by microseconds."""
 UNEVEN: Final = 1.5
 """A rank is named that loses so many times the mean of all."""
 DOES: Final[Mapping[LossKind, str]] = {
@@ -73,6 +76,16 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the longest piece of each of these waits waited for, by its name, where that is known."""
     shown_by: ShownBy | None
     """The longest pause, of kinds and calls that few long steps are not the only ones to have."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The range in which a host passes most of some idle time."""
+
+    name: str
+    share: float
+    """Of that idle time."""
+    words: str
+    """As a title ends, with the share where that is not nearly all."""
 
 
 class RankLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +186,25 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
     )
 
 
+def launching_share(given: RuleInput) -> float:
+    """Return which share of the idle time because of waits lies in gaps in which no such wait ended: there a host that
+    lost its lead by them launches one call after the other, and its device is ready before each."""
+    launching = every = 0
+    for rank, losses in given.host_losses.items():
+        timeline = given.run.ranks[rank]
+        calls = select_host_spans(timeline.host, (RUNTIME,))
+        for each in losses:
+            if each.kind != "blocking_call" or each.call is None:
+                continue
+            starts, ends = each.when
+            returns = np.sort(calls.end_ns[rows_named(calls.name, timeline.names, each.call.__eq__)])
+            waited = np.searchsorted(returns, ends, "right") > np.searchsorted(returns, starts - RETURNS_BEFORE_NS)
+            if returns.size:  # else it is no call that was recorded as such
+                launching += int(_within(each, given.windows.get(rank, ()), ~waited).sum())
+            every += int(_within(each, given.windows.get(rank, ())).sum())
+    return launching / every if every else 0.0
+
+
 def awaited_name(chain: Iterable[Link]) -> str:
     """Return the name of what the latest wait of a chain waited for; empty where that is not known."""
     return next((each.what for each in chain if each.kind == "sync"), None) or ""
@@ -192,9 +224,11 @@ def shown_by(timeline: RankTimeline, loss: HostLoss) -> ShownBy:
     )  # fmt: skip
 
 
-def _within(loss: HostLoss, windows: Windows) -> Ints:
+def _within(loss: HostLoss, windows: Windows, chosen: Flags | None = None) -> Ints:
+    """Return for how long a loss, or the chosen pieces of it, lasts in each window."""
     starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
-    return BusyTime(loss.when).within(starts, ends)
+    when = loss.when if chosen is None else Intervals(loss.when.starts[chosen], loss.when.ends[chosen])
+    return BusyTime(when).within(starts, ends)
 
 
 def _length(loss: HostLoss) -> int:
@@ -226,29 +260,37 @@ def blocker_words(given: RuleInput, idle_ns: int) -> str:
 
 
 def range_of_waits(given: RuleInput, *kinds: LossKind) -> str:
-    """Return words for the range in which the host of the rank that loses most passes most of the idle time of waits,
-    with its share where that is not nearly all, for the end of a title: one in which it works after them, or one that
-    holds them; empty without one."""
+    """Return words for the range that `place_of_waits` finds, for the end of a title; empty without one."""
+    place = place_of_waits(given, *kinds)
+    return "" if place is None else place.words
+
+
+def place_of_waits(given: RuleInput, *kinds: LossKind) -> Place | None:
+    """Return the range in which the host of the rank that loses most passes most of the idle time of waits: one in
+    which it works after them, or one that holds them; None without one."""
     found: dict[int, list[HostLoss]] = {}
     for rank, losses in given.host_losses.items():
         found[rank] = [each for each in losses if each.kind in kinds and rank in given.windows]
     most = max(found, key=lambda rank: sum(length(each.when) for each in found[rank]), default=None)
     if most is None or not found[most]:
-        return ""
+        return None
     timeline, when = given.run.ranks[most], union(*(each.when for each in found[most]))
     name = _range(timeline, when)
     times = times_in_ranges(timeline, names={name}).get(name) if name else None
     if name is None or times is None or length(times) > MOST_OF_STEPS * _recorded_ns(given, most):
-        return ""
+        return None
+    share = length(intersection(when, times)) / length(when)
     calls = {each.call for each in found[most] if each.call}
     named = rows_named(np.arange(len(timeline.names), dtype=np.int32), timeline.names, calls.__contains__)
     own = select_host_spans(timeline.host, (RUNTIME,), named)
     waits = union((own.start_ns, own.end_ns))
     inside = length(intersection(waits, times))
     if not length(waits) or MOSTLY * length(waits) <= inside:
-        share = length(intersection(when, times)) / length(when)
-        return f", {'' if share >= NEARLY_ALL else f'{percent_text(share)} of that '}in {short(name)}"
-    return f", then works in {short(name)}" if inside < AFTER * length(waits) else ""
+        words = f", {'' if share >= NEARLY_ALL else f'{percent_text(share)} of that '}in {short(name)}"
+        return Place(name=name, share=share, words=words)
+    if inside >= AFTER * length(waits):
+        return None
+    return Place(name=name, share=share, words=f", then works in {short(name)}")
 
 
 def _recorded_ns(given: RuleInput, rank: int) -> int:

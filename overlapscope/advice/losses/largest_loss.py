@@ -421,7 +421,7 @@ def _named(given: RuleInput, found: Sequence[Recommendation], loss: int, *, is_l
         median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
         return f"Largest loss: outliers ({which}) make {median}; ", "it"
     if (costly := _costly(given, found, max(loss, idle))) is not None:
-        return f"Largest loss: {take_longer(costly)}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
+        return f"Largest loss: {take_longer(costly)}; in the others, ", given.of_step
     largest, outside, other = USUAL
     # Where cores are short, how much of each loss is for lack of them is not known.
     slower = next((each.evidence["lost_ns"] for each in given.analysis.findings if each.id == "slowing_steps"), 0)
@@ -429,7 +429,7 @@ def _named(given: RuleInput, found: Sequence[Recommendation], loss: int, *, is_l
     loss -= longer_beside_launches_ns(given.analysis, loss) if loss >= idle else 0
     if is_largest and loss >= known and not lack_cores(given.analysis.findings):
         other = largest if given.run_has_device else outside
-    return other, f"a {ms(given.step_ns)} {given.per}"
+    return other, given.of_step
 
 
 class _IdleLoss(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,12 @@ from typing import Final
 
 from overlapscope.advice.calls.flatten_gradients import idle_in_bursts
 from overlapscope.advice.job_kind import FUSABLE, JobKind
-from overlapscope.advice.losses.blocked_host import bound
+from overlapscope.advice.losses.blocked_host import CAPTURED, bound, replays_graphs
 from overlapscope.advice.losses.host_operation import in_one_operation, without_operation
-from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, host_time, range_of_waits
+from overlapscope.advice.losses.host_time import LEAST_IDLE, NEARLY_ALL, HostTime, Place, host_time, place_of_waits
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.host_work import HostWork, host_work, take_off
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.result import Recommendation
 
@@ -44,10 +44,12 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     rate, slow, long = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause", "long_pause"))
     pausing, slowly = idle > 0 and long > MOSTLY * found.ns, slow + long > MOSTLY * found.ns
     one = None if in_bursts else _one_rank(given, found)
-    capture = not in_bursts and not _replays_graphs(given)
+    capture = not in_bursts and not replays_graphs(given)
     how = "one after the other"
-    what = "Pauses of the host" if pausing else "Late launches" if slowly else "Launch-bound"
-    where = range_of_waits(given, "pause", "long_pause")
+    place = place_of_waits(given, "pause", "long_pause") if slowly else None
+    work = _work_there(place) if pausing else None
+    what = _what(work, pausing=pausing, slowly=slowly)
+    where = "" if place is None else place.words
     if pausing:
         how = f"{'most' if one else ms(long)} of it in pauses of the host of 3 ms or more{where}"
     elif slowly:
@@ -61,18 +63,32 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
         # The device idles while a call is launched late.
         at_most_ns=max(late, idle),
         bound_from="loss",
-        apply=(PAUSING if slowly else {}) | ({} if pausing else _launching(given.job, capture=capture)),
+        apply=({} if not slowly else PAUSING if work is None else dict(work.apply))
+        | ({} if pausing else _launching(given.job, capture=capture)),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
             "launch_rate_ns": rate,
             "pauses_ns": slow + long,
             "long_pauses_ns": long,
+            "work": None if work is None else work.id,
         },
         shown_by=found.shown_by,
         measured=["launches after the data was ready, and idle time that ended with a launch which nothing held back"],
-        assumed=_assumed(given),
+        assumed=[*_assumed(given), *(() if work is None else work.assumed)],
     )
+
+
+def _work_there(place: Place | None) -> HostWork | None:
+    """Return the kind of host work that nearly all of the pauses are in, by the name of their range; None for none."""
+    return None if place is None or place.share < NEARLY_ALL else host_work([place.name])
+
+
+def _what(work: HostWork | None, *, pausing: bool, slowly: bool) -> str:
+    """Return what is lost to, or what is to be done about pauses that are in one kind of host work."""
+    if work is not None:
+        return take_off(work, "the host")
+    return "Pauses of the host" if pausing else "Late launches" if slowly else "Launch-bound"
 
 
 def _assumed(given: RuleInput) -> list[str]:
@@ -109,23 +125,15 @@ def _profiled(given: RuleInput) -> bool:
     return any(each.basis == "trace" for each in given.run.ranks.values())
 
 
-def _replays_graphs(given: RuleInput) -> bool:
-    """Return whether the job launches whole graphs already."""
-    return any(map(LAUNCHES_GRAPH.search, {name for each in given.run.ranks.values() for name in each.names}))
-
-
 def fewer_launches(given: RuleInput) -> dict[str, str] | None:
     """Return code that makes fewer launches; None where whole graphs are launched already."""
-    return None if _replays_graphs(given) else _launching(given.job, capture=True)
+    return None if replays_graphs(given) else _launching(given.job, capture=True)
 
 
 def _launching(job: JobKind, *, capture: bool) -> dict[str, str]:
     """Return code that makes fewer launches; `capture`: whether a step can become a graph as it is."""
     if job.serves:
-        return {
-            "serving": "vllm serve ...  # without --enforce-eager\n"
-            "python -m sglang.launch_server ...  # without --disable-cuda-graph"
-        }
+        return CAPTURED
     if job.is_npu:
         return {"environment": "export TASK_QUEUE_ENABLE=2 CPU_AFFINITY_CONF=1"}
     lines = ["# a larger micro-batch: the same launches, longer kernels"]

@@ -76,6 +76,12 @@ MORE: Final = (
     "that other host time passes beside the device, too, once the host runs ahead: a replay without these waits gains "
     "more than what was idle because of them"
 )
+ONE_AHEAD: Final = (
+    "that hosts run ahead without limit: a server's is one step ahead at most, as the next step needs the tokens of "
+    "this one, and gains no more"
+)
+AT_MOST: Final = "gain_at_most"
+"""In the evidence: whether what a replay gains is more than can be had."""
 SLOW_STILL: Final = (
     "that the host launches all else as slowly as before: without these waits part of the idle time stays"
 )
@@ -188,7 +194,7 @@ def _replayed(found: Sequence[Recommendation], replay: _Replay) -> list[Recommen
     run, graph, window, gains = replay.run, replay.graph, replay.window, replay.gains
     bounds = {name: _bound(run, graph, change) for name, change in replay.changes.items()}
     stay = any(needed_waits(graph, part, run.ranks[part.rank]).any() for part in graph.ranks)
-    of_waits = [*[KEPT] * stay, bounds.get("blocking_calls", OPTIMISTIC)]
+    of_waits = [*[KEPT] * stay, *[ONE_AHEAD] * job_kind(run).serves, bounds.get("blocking_calls", OPTIMISTIC)]
     fewer = FIRST_FETCH.format(steps=replay.fetching_steps, of=replay.steps)
     of_fetches = [bounds.get("data_loading", OPTIMISTIC), *[fewer] * (replay.fetching_steps < replay.steps)]
     assumed = {"blocking_calls": of_waits, "data_loading": of_fetches}
@@ -307,7 +313,7 @@ def _run_ahead(
 ) -> Recommendation:
     """Return `blocking_calls` for a host that is late, by replay, because it had waited in these calls."""
     calls, main = _by_call(waits), worth_naming(waits)
-    most = " at most" if OPTIMISTIC in assumed else ""
+    most = " at most" if {OPTIMISTIC, ONE_AHEAD}.intersection(assumed) else ""
     return replace(
         late,
         id="blocking_calls",
@@ -321,7 +327,8 @@ def _run_ahead(
         bound_from="replay",
         loss_ns=gain_ns,
         apply=instead_of(job, main),
-        evidence={"replayed_gain_ns": gain_ns, "waited_in_ns": calls},
+        evidence={"replayed_gain_ns": gain_ns, "waited_in_ns": calls}
+        | ({AT_MOST: True} if ONE_AHEAD in assumed else {}),
         shown_by=None,
         published=[],
         measured=["calls that wait for the device", REPLAYED],
@@ -372,6 +379,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
         kept.append(MORE)
         title += f"; a replay in which it does not is at most {ms(gain)} a {each.per} shorter"
         loss_ns = gain  # as it is where they are found by replay alone: it says how much they may matter
+    is_bound = ONE_AHEAD in assumed and gain > (each.loss_ns or 0)
     return replace(
         each,
         title=title,
@@ -379,7 +387,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
         gain_low_ns=0,
         gain_high_ns=gain,
         bound_from="replay",
-        evidence={**each.evidence, "replayed_gain_ns": gain},
+        evidence={**each.evidence, "replayed_gain_ns": gain} | ({AT_MOST: True} if is_bound else {}),
         measured=[*each.measured, REPLAYED],
         assumed=[*kept, *assumed],
     )

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.calls.beside_micro_batches import shares_beside
-from overlapscope.advice.losses.exposed_calls import follow_optimizer
 from overlapscope.advice.losses.gradient_passes import after_first_gradient_ns, backward_waits_ns
 from overlapscope.advice.rule_input import (
     LARGE_BYTES,
@@ -22,7 +21,7 @@ from overlapscope.advice.rule_input import (
     time_of,
     window_of,
 )
-from overlapscope.analysis.per_rank.optimizers import optimizer_begins
+from overlapscope.analysis.per_rank.optimizers import follow_optimizer, optimizer_begins
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, OPTIMIZER

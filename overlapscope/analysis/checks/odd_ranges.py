@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.common.wording import rank_list, short
-from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.rows import sort_order, unique, values_in

@@ -21,6 +21,8 @@ did in a pause."""
 _OF_HOST: Final = re.compile(r"^(?:gloo|mpi|ucc):")
 """Collectives of hosts: what the host of a device did in a pause, but no reason for its rank to be late, as it waits in
 them for others; without a device they are the job's communication."""
+MOST: Final = 0.5
+"""A range is that of a pause if it covers this share of it."""
 _NUMBER: Final = re.compile(r"[0-9]+")
 """Ranges whose names differ in numbers alone, as those of batches, are the same."""
 
@@ -37,11 +39,16 @@ def row_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) 
     Ranges around whole steps are none, collectives of the host of a device may be. None where no range covers half of
     it.
     """
+    return next(iter(rows_of_pause(timeline, lane, begin_ns, end_ns, MOST).tolist()), None)
+
+
+def rows_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int, share: float) -> Ints:
+    """Return the rows of all such ranges that cover this share of a pause, the innermost first."""
     notes = timeline.annotations
     covered = np.minimum(notes.end_ns, end_ns) - np.maximum(notes.start_ns, begin_ns)
-    chosen = (notes.lane == lane) & (2 * covered >= end_ns - begin_ns)
-    around = _telling_rows(timeline, chosen, of_host=timeline.has_device).tolist()
-    return min(around, key=lambda row: int(notes.end_ns[row] - notes.start_ns[row]), default=None)
+    chosen = (notes.lane == lane) & (covered >= share * (end_ns - begin_ns))
+    around = _telling_rows(timeline, chosen, of_host=timeline.has_device)
+    return around[np.argsort((notes.end_ns - notes.start_ns)[around], kind="stable")]
 
 
 def innermost_told(timeline: RankTimeline, lane: Ints, at_ns: Ints) -> Ints:

@@ -6,8 +6,8 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.exposure.core_waiting import NEVER, CoreWaiting
-from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.dimensions import PIPELINE

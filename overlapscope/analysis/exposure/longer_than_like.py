@@ -7,7 +7,8 @@ waiting for ranks that were not recorded, or a link or a device shared with othe
 
 Calls are alike by what is known of them: of a known group, or of groups that correspond on all recorded ranks, by
 operation, type and size; without names of groups, small ones by operation, type, size and number of members; else by
-their place, as the n-th call of their kind in steps that compute about as long.
+their place, as the n-th call of their kind in steps that compute about as long. What one member sends to all, or
+collects, is compared by place alone, in steps that move as much: the same member has that part there.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from overlapscope.analysis.exposure.owned_comm import OwnedComm
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, intersection, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.operations import SYMMETRIC
+from overlapscope.timeline.operations import ROOTED, SYMMETRIC
 from overlapscope.timeline.rows import MOST, Column, factorize_rows, smallest_by, sort_order, split_by, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -147,7 +148,9 @@ def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mappin
     `lasted_ns` is how long each one lasted, NONE without times.
     """
     calls, names = timeline.collectives, timeline.names
-    rows = np.flatnonzero((lasted_ns != NONE) & rows_named(calls.op, names, SYMMETRIC.__contains__))
+    of_one = rows_named(calls.op, names, ROOTED.__contains__) & (calls.bytes != NONE)
+    together = rows_named(calls.op, names, SYMMETRIC.__contains__)
+    rows = np.flatnonzero((lasted_ns != NONE) & (together | of_one))
     found = np.full(lasted_ns.size, MOST)
     columns: list[Column] = [
         calls.op[rows],
@@ -158,7 +161,8 @@ def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mappin
     ]
     lasted, sizes = lasted_ns[rows], calls.bytes[rows]
     sizes = np.where(rows_named(columns[0], names, WITHOUT_SIZE.__eq__), 0, sizes)
-    sized = np.flatnonzero((columns[2] >= 0) & (sizes != NONE))
+    rooted = of_one[rows]
+    sized = np.flatnonzero((columns[2] >= 0) & (sizes != NONE) & ~rooted)
     kind, _ = factorize_rows([each[sized] for each in columns])
     found[rows[sized]] = _of_size(kind, sizes[sized], lasted[sized])
     even = np.flatnonzero(~rows_named(columns[0][sized], names, UNEVEN.__eq__))
@@ -168,10 +172,10 @@ def shortest_of_like(timeline: RankTimeline, lasted_ns: Ints, compute_ns: Mappin
     members = calls.group_size[rows]
     at_rate = _at_rate_of_larger(kind[large], sizes[sized[large]], lasted[sized[large]], members[sized[large]])
     found[rows[sized[large]]] = np.minimum(found[rows[sized[large]]], at_rate)
-    tiny = np.flatnonzero((columns[2] < 0) & (sizes != NONE) & (sizes <= TINY_BYTES) & (members > 0))
+    tiny = np.flatnonzero((columns[2] < 0) & (sizes != NONE) & (sizes <= TINY_BYTES) & (members > 0) & ~rooted)
     alike, _ = factorize_rows([each[tiny] for each in (*columns, members)])
     found[rows[tiny]] = _of_tiny(alike, sizes[tiny], lasted[tiny], members[tiny])
-    placed = _of_place(timeline, rows, [*columns, sizes], lasted, compute_ns)
+    placed = _of_place(timeline, rows, [*columns, sizes], lasted, compute_ns, rooted)
     found[rows] = np.minimum(found[rows], placed)
     return np.where(found == MOST, NONE, found)
 
@@ -229,16 +233,23 @@ def _rounded(times: Floats) -> Ints:
 
 
 def _of_place(
-    timeline: RankTimeline, rows: Ints, columns: list[Column], lasted: Ints, compute_ns: Mapping[tuple[int, int], int]
+    timeline: RankTimeline,
+    rows: Ints,
+    columns: list[Column],
+    lasted: Ints,
+    compute_ns: Mapping[tuple[int, int], int],
+    in_any_step: Flags,
 ) -> Ints:
-    """Return the shortest of the calls at each one's place: the n-th of its kind, in alike steps with as many of it;
-    `MOST` in too few steps."""
+    """Return the shortest of the calls at each one's place: the n-th of its kind, in alike steps with as many of it, or
+    `in_any_step` that is complete; `MOST` in too few steps."""
     calls, found = timeline.collectives, np.full(rows.size, MOST)
     middle = float(np.median(list(compute_ns.values()))) if compute_ns else 0.0
     alike = {at for at, ns in compute_ns.items() if abs(ns - middle) <= SAME_COMPUTE * middle}
     which, first = factorize_rows([calls.recording[rows], calls.step[rows]])
     steps = zip(calls.recording[rows[first]].tolist(), calls.step[rows[first]].tolist(), strict=True)
-    own = np.flatnonzero(np.array([each in alike for each in steps], np.bool_)[which])
+    computes = [(each in compute_ns, each in alike) for each in steps]
+    complete, same = np.array(computes, np.bool_).reshape(-1, 2).T
+    own = np.flatnonzero(np.where(in_any_step, complete[which], same[which]))
     if not own.size:
         return found
     began = np.where(calls.launch_ns == NONE, calls.start_ns, calls.launch_ns)[rows[own]]

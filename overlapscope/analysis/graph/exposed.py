@@ -10,8 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import START_OF_RECORDING
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.graph.building.device_waits import before_on_lane
-from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.graph.call_queue import Queue
 from overlapscope.analysis.graph.model import (
     EDGE_KINDS,

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.device_waits import NO_LAUNCH_BINDS_NS
-from overlapscope.analysis.graph.building.stream_waits import compute_lane
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,

@@ -223,6 +223,8 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank, cut_short:
     table = found.alike(found.ranks_recorded)
     table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
     values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
+    if not _is_mostly_known(table, "exposed_wait_ns", "exposed_comm_ns"):
+        values["exposed_wait_ns"] = None
     step_ns = _value(table, STEP_TIME)
     shared, exposed_ns = _without_single_starts(table, table.causes, "exposed_comm_ns")
     idle_shared, idle_ns = _without_single_starts(table, table.idle_causes, "idle_ns")
@@ -341,6 +343,13 @@ def _value(table: StepFigures, name: str) -> float | None:
     each = DEFINITIONS[name]
     series = each.series(table)
     return middle(series[~np.isnan(series)].tolist(), each.unit)
+
+
+def _is_mostly_known(table: StepFigures, name: str, of: str) -> bool:
+    """Return whether a figure is known in at least half of the steps in which that of which it is a part is: the median
+    of few steps is no part of the median of all."""
+    known, whole = (~np.isnan(DEFINITIONS[each].series(table)) for each in (name, of))
+    return bool(2 * known.sum() >= whole.sum())
 
 
 def _job_steps(table: StepFigures) -> list[StepOfJob]:

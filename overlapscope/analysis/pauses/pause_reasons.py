@@ -23,6 +23,7 @@ from overlapscope.analysis.pauses.costly_pauses import (
     times_in_steps,
 )
 from overlapscope.analysis.pauses.gathered_objects import follow_gathered_objects
+from overlapscope.analysis.pauses.known_work import MOST_OF_PAUSE, USUAL, known_work, range_lengths
 from overlapscope.analysis.pauses.long_pauses import BEGIN, LongPauses
 from overlapscope.analysis.stragglers.new_kernels import before_first_runs, kernels_of_one_rank
 from overlapscope.timeline.columns import COPY, NONE, Ints
@@ -61,11 +62,9 @@ COPIES: Final = re.compile(r"(?i)memcpy|aten::(to|_to_copy|copy_)$")
 """Operations and calls that copy a batch to the device."""
 IN_PHASE: Final = re.compile(r"(?i)(?<![a-z])(forward|backward|optimizer)")
 """Ranges in which no loop fetches a batch."""
-MOST_OF_PAUSE, IN_MOST = 0.9, 0.75
-"""A range is what a host does in its pauses if it covers this share of each, and each rank that pauses does so in this
-share of the steps. Choices: collections and locks come now and then, wherever the host is."""
-USUAL: Final = 0.5
-"""A range that lasts for this share of the pauses in its median is not one that an accident falls in. A choice."""
+IN_MOST = 0.75
+"""A range is what a host does in its pauses if each rank that pauses does so in this share of the steps. A choice:
+collections and locks come now and then, wherever the host is."""
 ANYWHERE: Final = "it loses its core, or another thread of it holds Python's lock"
 
 
@@ -74,6 +73,8 @@ class PauseReason(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     """In words, as a title ends."""
+    work: str | None = None
+    """The kind of host work (`HostWork.id`) that they are in; the rest is not asked then."""
     does: str | None = None
     """The range that hosts are in whenever they pause, where that is no accident; the rest but `may_compile` is not
     asked then."""
@@ -128,6 +129,14 @@ def pause_reason(
 ) -> PauseReason:
     """Return what may be behind some pauses of the `known` ranks, one or more; `anywhere`: they are many, at many
     places, of one rank alone of several."""
+    work = None if anywhere else known_work(run, found)
+    if work is not None:
+        kind, inside = work
+        if len(inside) < len(found):
+            return _beside_others(run, found, known, inside)
+        traits = _traits(run, found, known, anywhere=False, perhaps_in=None)
+        comes_anyway = traits.copied or traits.objects
+        return PauseReason(text=kind.does, work=kind.id, wait_or_not=comes_anyway, may_compile=False)
     steps = max(own.steps for own in known.values())
     doing = _range_of_all(run, found, len({each.rank for each in found}) * steps)
     if doing is not None and doing.recurs:
@@ -152,7 +161,8 @@ def pause_reason(
 def _beside_others(
     run: Run, found: Sequence[CostlyPause], known: Mapping[int, LongPauses], fixed: Sequence[CostlyPause]
 ) -> PauseReason:
-    """Return what may be behind pauses of which most, the `fixed`, are of one length, and behind the others."""
+    """Return what may be behind pauses of which most, the `fixed`, are of one length or in one kind of host work, and
+    behind the others."""
     chosen = set(map(id, fixed))
     others = [each for each in found if id(each) not in chosen]
     own, other = (pause_reason(run, each, known, anywhere=False) for each in (fixed, others))
@@ -190,11 +200,7 @@ def _in_most_steps(found: Sequence[CostlyPause], times: int) -> bool:
 def _lasts_so_long(run: Run, found: Sequence[CostlyPause], name: str) -> bool:
     """Return whether a rank that pauses is in ranges of this name several times, and those of all ranks that pause last
     about as long as the pauses, in the median: also where a loop enters one only in some of its steps."""
-    lengths = []
-    for rank in {each.rank for each in found}:
-        notes = run.ranks[rank].annotations
-        own = rows_named(notes.name, run.ranks[rank].names, name.__eq__)
-        lengths.append((notes.end_ns - notes.start_ns)[own])
+    lengths = [range_lengths(run, rank, name.__eq__) for rank in {each.rank for each in found}]
     several = max(each.size for each in lengths) >= FEWEST_RECURRING
     usual_ns = float(np.median(np.concatenate(lengths)))
     return several and usual_ns >= USUAL * median(each.paused_ns for each in found)

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import prepares_calls
 from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
@@ -32,7 +33,8 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
     number: Ints
     """The steps, ascending; the next two columns have a row for each of them."""
     last_start_ns: Ints
-    """Begin of its last compute other than the optimizer's, without the norms of gradients before it; NONE without."""
+    """Begin of its last compute other than the optimizer's, without the norms of gradients before it and what only
+    prepares calls; NONE without."""
     last_of_optimizer_ns: Ints
     """Begin of the last compute of its optimizer; NONE where none was recorded."""
     last_before_optimizer_ns: Ints
@@ -87,7 +89,9 @@ def following(timeline: RankTimeline, cycle_ends_ns: Ints | None = None) -> Foll
     computes = np.flatnonzero((spans.kind == COMPUTE) & (steps != NONE))
     computes = computes[sort_order(spans.start_ns[computes])]
     optimizes = in_optimizer(timeline, computes)
-    others = computes[~optimizes & ~rows_named(spans.name[computes], timeline.names, LIBRARY_COPY.search)]
+    prepares = prepares_calls(spans.lane, spans.kind, spans.start_ns, spans.end_ns)[computes]
+    copies = rows_named(spans.name[computes], timeline.names, LIBRARY_COPY.search)
+    others = computes[~optimizes & ~prepares & ~copies]
     numbers = values_in(steps[computes])
 
     def last_start(rows: Ints) -> Ints:

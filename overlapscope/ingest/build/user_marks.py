@@ -15,8 +15,9 @@ family is the ranges of one thread whose names are equal except for a number at 
 - without a number (`train_step`), it is repeated and covers at least half of the time from the first to the last: a
   range `step` around the optimizer alone does not.
 
-vLLM's ranges of a batch (`execute_context_0(0)_generation_112(112)`) mark steps, too, where all of them fill prompts or
-none does, and they cover nearly all of the time, one after the other.
+vLLM's ranges of a batch (`execute_context_0(0)_generation_112(112)`) mark steps, too, where they cover nearly all of
+the time, one after the other, and all of them fill prompts, none does, or they are of two lengths: means stand first
+then. Of others the median would be of those that fill no prompts, which may take less of the time.
 
 Of several families, our own marks come first, then the profiler's, then numbered ones, then the one that covers the
 most time. Rising numbers are the steps' numbers; otherwise steps are counted from 0 in order.
@@ -40,6 +41,7 @@ from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable, rows_named
 from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.two_lengths import first_long
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
@@ -57,6 +59,8 @@ _BATCH: Final = re.compile(
 )
 """What vLLM calls its ranges of a batch: how many requests fill their prompts in it, and how many go on."""
 _FILLS, _GOES_ON = "vllm batch with prompts", "vllm batch without prompts"
+_BOTH: Final = "vllm batch"
+_OF_BATCHES: Final = (_FILLS, _GOES_ON, _BOTH)
 _NEARLY_ALL, _HALF = 0.95, 0.5
 """Least share of the time from the first to the last that ranges of batches, and others, cover. A choice: a server that
 does other things between its batches has no steps."""
@@ -194,10 +198,14 @@ def step_ranges(
         family, number = marks[code]
         families.setdefault((family, number is not None), []).append(row)
     best: tuple[tuple[int, int, int], tuple[str, bool], Ints] | None = None
+    if len(families.keys() & {(_FILLS, False), (_GOES_ON, False)}) > 1:
+        families[_BOTH, False] = sorted([*families[_FILLS, False], *families[_GOES_ON, False]])
     for key, members in families.items():
         chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
-        least = _NEARLY_ALL if key[0] in (_FILLS, _GOES_ON) else 0 if key[1] and not most_of_time else _HALF
+        least = _NEARLY_ALL if key[0] in _OF_BATCHES else 0 if key[1] and not most_of_time else _HALF
         if not _qualifies(chosen, start_ns, end_ns, least):
+            continue
+        if key[0] == _BOTH and first_long(np.sort(end_ns[chosen] - start_ns[chosen])) is None:
             continue
         preference = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
         order = (-preference, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))

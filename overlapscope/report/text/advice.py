@@ -123,7 +123,8 @@ def _gain_of_bound(each: Recommendation, most: str) -> str:
     if each.bound_from == "replay":
         costs = each.loss_ns is not None and each.loss_ns != each.gain_high_ns
         lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
-        return f"{lost}a replay without it is {most} ms {'' if costs else f'a {each.per} '}shorter"
+        bound = "at most " * bool(each.evidence.get("gain_at_most"))
+        return f"{lost}a replay without it is {bound}{most} ms {'' if costs else f'a {each.per} '}shorter"
     return f"saves at most {most} ms a {each.per}"
 
 

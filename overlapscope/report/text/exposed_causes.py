@@ -26,6 +26,7 @@ from overlapscope.analysis.result import (
     usual_causes,
     without_outliers,
 )
+from overlapscope.analysis.unseen_waits import lacks_members
 from overlapscope.report.formatting import MAX_WIDTH, NOT_APPLICABLE, aligned, count, ms, percent
 
 WORTH_NAMING: Final = 0.01
@@ -260,7 +261,10 @@ def _may_wait(analysis: Analysis, sums: _Sums, shares: Mapping[str, float]) -> s
     exposed_ns = sums.mean_ns or analysis.headline.exposed_comm_ns or 0
     of_all = f" ({ms(sum(of_ns.values()))} of {ms(exposed_ns)} ms)" * (sum(of_ns.values()) < NEARLY_ALL * exposed_ns)
     why = f"How long {_bounded_calls(analysis)} transfer is not known{of_all}"
-    if analysis.skew.unmatched:
+    if lacks_members(analysis) and 0 < analysis.skew.unmatched < analysis.skew.matched:
+        perhaps = "" if analysis.run.missing_ranks else "perhaps "
+        why = f"Members of groups were {perhaps}not recorded, and calls may wait for these{of_all}"
+    elif analysis.skew.unmatched:
         why = f"Not all calls could be matched across ranks{of_all}"
     where = "what the next compute waited for holds"
     if of_ns.get("tail", 0) > of_ns.get("dependency", 0) + of_ns.get("ahead", 0):

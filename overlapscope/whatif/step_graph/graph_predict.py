@@ -163,7 +163,10 @@ def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChang
         if late or case.replay is None:
             found.append(straggler_removed(case.straggler, late))
         else:
-            why.append(f"no straggler is removed: rank {case.straggler}, the latest in all, is not in most steps")
+            why.append(
+                f"no straggler is removed: others waited most for rank {case.straggler}, but by its own work alone "
+                "it is not the latest in most steps"
+            )
     if case.replay is not None:
         found.append(pauses_capped(PAUSE_CAP_MS))
     return found, why

@@ -94,6 +94,22 @@ def test_large_reductions_after_the_last_optimizer_of_a_step_are_no_gradients_of
         assert found == said if said else "follow the optimizer" not in found
 
 
+@pytest.mark.parametrize(("to_one", "said"), [("reduce", True), ("gather", False)])
+def test_what_is_reduced_to_one_rank_after_the_optimizer_and_sent_back_is_no_gradient(
+    to_one: str, *, said: bool
+) -> None:
+    def step(_: int) -> list[Item]:
+        return [
+            Kernel(start=0, end=600, launch=1),
+            Range(name="Optimizer.step#AdamW.step", start=50, end=60),
+            Sent(start=600, end=700, launch=65, op=to_one, size_bytes=MIB),
+            Sent(start=700, end=900, launch=70, op="broadcast", size_bytes=MIB),
+            Kernel(start=900, end=990, launch=80),
+        ]
+
+    assert (instead(looked_at(made(step)), "dependency") == AFTER_OPTIMIZER) == said
+
+
 def test_the_range_is_named_that_launches_most_of_the_exposed_time_of_these_reductions() -> None:
     """A sum of 64 bytes in a longer range is none of them; of two that are, the one counts that is exposed longer."""
 

@@ -23,6 +23,13 @@ def test_a_gain_is_told_by_what_bounds_it(bound_from: str | None, loss_ns: int, 
     assert gain(replace(each, gain_high_ns=5_000_000)) == words
 
 
+def test_a_replay_that_gains_more_than_a_server_can_is_said_to_bound_it() -> None:
+    each = trial("blocking_calls", loss_ns=2_000_000, per="step", bound_from="replay", predicted_gain_ns=None)
+    bound = replace(each, gain_high_ns=5_000_000, evidence={"gain_at_most": True})
+    words = "costs 2.000 ms a step; a replay without it is at most 5.000 ms shorter"
+    assert gain(bound) == exact_text(gain_words(bound)) == words
+
+
 def test_what_a_replay_with_shorter_pauses_gains_is_no_bound_as_pauses_are_left() -> None:
     each = trial("shared_cores", per="recording", predicted_gain_ns=None, bound_from=None)
     each = replace(each, gain_high_ns=5_000_000, evidence={"recorded_ns": 9_000_000, "pauses_capped_ns": 4_000_000})

@@ -37,15 +37,25 @@ def test_the_mean_step_decides_what_is_lost_where_few_steps_communicate(every: i
     assert first.loss_ns == pytest.approx(300_000 * communicate / steps, rel=0.01)
 
 
-@pytest.mark.parametrize(("because", "step_us"), [("steps_overlap", 700), ("two_kinds", 1000)])
-def test_losses_are_of_the_mean_step_where_steps_of_ranks_overlap(because: Because, step_us: int) -> None:
+@pytest.mark.parametrize(
+    ("because", "step_us", "exposed_us", "words"),
+    [
+        ("steps_overlap", 700, 150, "a 0.7 ms step"),
+        ("two_kinds", 700, 70, "a 0.7 ms step in the mean"),
+        ("few_lose", 1000, 150, "a 1 ms step"),
+    ],
+)
+def test_losses_are_of_the_mean_step_where_steps_of_ranks_overlap_or_are_of_two_kinds(
+    because: Because, step_us: int, exposed_us: int, words: str
+) -> None:
     run = averaging(2)
     together = match_and_align(run)
     analysis = analyze(run, together)
     assert analysis.mean_step is not None
-    mean = replace(analysis.mean_step, because=because, step_ns=700_000)
+    mean = replace(analysis.mean_step, because=because, step_ns=700_000, exposed_comm_ns=70_000)
     given = RuleInput.of(run, replace(analysis, mean_step=mean), together)
-    assert given.step_ns == step_us * 1000
+    assert (given.step_ns, given.figures.exposed_comm_ns) == (step_us * 1000, exposed_us * 1000)
+    assert given.of_step == words
 
 
 def trial(of: str, **more: Any) -> Recommendation:

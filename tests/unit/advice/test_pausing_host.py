@@ -52,11 +52,15 @@ def test_a_pause_of_all_ranks_at_the_end_of_the_step_has_its_place_however_long_
     assert said.title.endswith("each time at the end of the step")
 
 
-def test_the_function_in_which_it_pauses_is_named_where_stacks_were_read() -> None:
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [("<built-in function sleep>", "py-spy dump"), ("torch/serialization.py(850): save", "async_save")],
+)
+def test_the_function_in_which_it_pauses_is_named_where_stacks_were_read(function: str, remedy: str) -> None:
     run = cpu_run(lambda step, rank: paused(200 if rank == 0 else 2))
     own = run.ranks[0]
     begins = own.steps.start_ns
-    names = (*own.names, "train.py(3): loop", "<built-in function sleep>")
+    names = (*own.names, "train.py(3): loop", function)
     code = len(own.names)
     stacks = [
         make(HostSpans, begins.size, lane=2, kind=FUNCTION, name=name, correlation=NONE, start_ns=begins + first * US,
@@ -66,7 +70,9 @@ def test_the_function_in_which_it_pauses_is_named_where_stacks_were_read() -> No
     host = concat([own.host, *stacks])
     host = take(host, np.lexsort((-host.end_ns, host.start_ns, host.lane)))
     with_stacks = replace(run, ranks={**run.ranks, 0: replace(own, host=host, names=names)})
-    assert fired(with_stacks)["pausing_host"].title.endswith(": it is in <built-in function sleep>")
+    found = fired(with_stacks)["pausing_host"]
+    assert found.title.endswith(f": it is in {function}")
+    assert remedy in str(found.apply)
     assert "it is in" not in fired(run)["pausing_host"].title
 
 

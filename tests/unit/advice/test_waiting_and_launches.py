@@ -118,6 +118,22 @@ def test_only_pauses_of_3_ms_are_called_so_and_need_no_fewer_launches() -> None:
     assert paused.evidence["long_pauses_ns"] == paused.evidence["pauses_ns"] > 0
 
 
+@pytest.mark.parametrize(
+    ("range_", "lasts_us", "work"),
+    [("torch.save", 3_100, "checkpoint"), ("torch.save", 2_000, None), ("pack", 3_100, None)],
+    ids=["nearly all", "a part", "another name"],
+)
+def test_pauses_in_a_checkpoint_are_to_be_written_beside_training(range_: str, lasts_us: int, work: str | None) -> None:
+    """The device idles for 3.1 of 4 ms."""
+    run = simulate({0: repeated(Work(4_000 * US), Launch(0, 900 * US))}).run
+    begins = run.ranks[0].spans.launch_ns[:-1] + 850 * US
+    found = by_finding(with_ranges(run, range_, begins, lasts_us * US), named=False)["launch_bound"]
+    assert found.evidence["work"] == work
+    assert found.title.startswith("Take the writing of checkpoints off the host, or") is (work is not None)
+    assert ("async_save" in str(found.apply)) is (work is not None)
+    assert ("host" in found.apply) is (work is None), "cores of its own do not help to write"
+
+
 WAITED: Final = [Launch(0, 8_000 * US), Sync(), Work(5_000 * US)]
 OTHER_WAITS: Final = [Launch(0, 4_000 * US), Sync(), Work(2_500 * US)] * 2
 COPIED: Final = CopyBack(0, 5 * US)

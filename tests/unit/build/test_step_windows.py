@@ -1,6 +1,7 @@
 """Step windows: by hand, against docs/definitions.md in plain Python, and once through a trace file."""
 
 import json
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.property.examples import examples
 from tests.support.builders import EPOCH_NS, Recording, Span, Step, timeline
 from tests.support.rank_rows import rank_timeline
 
+WITHOUT, WITH = "execute_context_0(0)_generation_2(2)", "execute_context_1(9)_generation_2(2)"
+"""vLLM's names of batches, without and with a prompt."""
 TWO_STEPS = (Step(step=1, start=100, end=200), Step(step=2, start=200, end=300))
 LAUNCHED_BY_BOTH = (
     Span(start=150, end=190, step=1),
@@ -175,18 +178,22 @@ def test_ranges_of_the_job_mark_steps_where_the_profiler_marks_none(tmp_path, na
         pytest.param([f"execute_context_1({at})_generation_3" for at in (8, 9, 7)], 96, [0, 1, 2], id="with prompts"),
         pytest.param([f"execute_new_{at}_cached_2" for at in (2, 1, 1)], 96, [0, 1, 2], id="of older versions"),
         pytest.param(["execute_context_0(0)_generation_3(3)"] * 3, 90, [], id="other things are done between them"),
-        pytest.param(
-            ["execute_context_0(0)_generation_2(2)", "execute_context_1(9)_generation_2(2)"] * 2, 96, [],
-            id="with prompts and without",
-        ),
+        pytest.param([*[WITHOUT, WITH] * 2], 96, [], id="with prompts and without, of one length"),
+        pytest.param([WITHOUT, WITH] * 2, [96, 296], [0, 1, 2, 3], id="of two lengths"),
+        pytest.param([WITHOUT, WITH] * 2, [96, 296, 96, 196], [], id="with prompts of more than two lengths"),
+        pytest.param([WITH, *[WITHOUT] * 3], [296, 96, 96, 96], [0, 1, 2], id="a single one with prompts comes first"),
     ],
-)  # fmt: skip
-def test_batches_of_a_server_are_steps_where_they_are_of_one_kind_and_cover_the_time(tmp_path, names, took, numbers):
+)
+def test_batches_of_a_server_are_steps_where_they_are_of_one_kind_or_two_and_cover_the_time(
+    tmp_path, names, took, numbers
+):
+    took = [took] * len(names) if isinstance(took, int) else [*took] * (len(names) // len(took))
+    begins = [0, *accumulate(each + (4 if each > 90 else 10) for each in took)]
     event = {"ph": "X", "pid": 42, "tid": 1}
     events = [
-        *({**event, "cat": "user_annotation", "name": name, "ts": 100 * at, "dur": took}
-          for at, name in enumerate(names)),
-        *({**event, "cat": "cpu_op", "name": "aten::mm", "ts": 100 * at, "dur": 50} for at in range(len(names))),
+        *({**event, "cat": "user_annotation", "name": name, "ts": at, "dur": dur}
+          for at, dur, name in zip(begins, took, names, strict=False)),
+        *({**event, "cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 50} for at in begins[:-1]),
     ]  # fmt: skip
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.building.host_waits import TO_DEVICE, TO_HOST, begins_by_correlation
 from overlapscope.analysis.graph.building.stream_waits import (
@@ -12,7 +13,6 @@ from overlapscope.analysis.graph.building.stream_waits import (
     StreamWaits,
     asked_for,
     awaited_spans,
-    compute_lane,
     of_usual_stream,
     serving_streams,
     stream_waits,
@@ -136,7 +136,10 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
     guess = not recorded[0].size
     made, serves = stream_waits(spans, calls, host, names), serving_streams(spans, calls)
-    best = _with_events(spans, begin, best, edges, first_start, made if guess else None, serves)
+    waits = start - best > OWN_NS
+    if guess:
+        waits |= _held_briefly(spans, begin, arrived, free, made)
+    best = _with_events(spans, begin, best, waits, edges, first_start, made if guess else None, serves)
     edges += _one_copy_at_a_time(spans, names, first_start)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
@@ -245,17 +248,17 @@ def _with_recorded_events(
 
 
 def _with_events(
-    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: StreamWaits | None,
-    serves: Flags,
+    spans: Spans, launch: Ints, best: Ints, waits: Flags, edges: list[Edges], first_start: int,
+    made: StreamWaits | None, serves: Flags,
 ) -> Ints:  # fmt: skip
     """Add inferred events; return the latest of all that each span waited for.
 
-    `made` holds the waits that calls show; None where the recording states for what. Without
-    it, an event is a dependency also where launch and stream explain the start: it did not bind. So is one that ended
-    just before communication began, unless the order of calls shows what its event was recorded after.
+    `waits` says which spans launch and stream do not explain. `made` holds the waits that calls show; None where the
+    recording states for what. Without it, an event is a dependency also where launch and stream explain the start: it
+    did not bind. So is one that ended just before communication began, unless the order of calls shows what its event
+    was recorded after.
     """
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
-    waits = start - best > OWN_NS
     found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & (made is not None))))
     found = of_usual_stream(spans, launch, found, waits)
     if made is not None:
@@ -275,6 +278,21 @@ def _with_events(
     best = best.copy()
     best[has] = np.maximum(best[has], end[found[has]] + lag)
     return best
+
+
+def _held_briefly(spans: Spans, launch: Ints, arrived: Ints, free: Ints, made: StreamWaits) -> Flags:
+    """Return which spans a short one of another stream held: a call made their stream wait for an event, they had been
+    launched long before, their stream was free, and they began as the other one ended.
+
+    What lies between spans of a stream is jitter up to `OWN_NS` otherwise, and a call may well be as short as that.
+    """
+    start, held = spans.start_ns, np.zeros(launch.size, np.bool_)
+    held[made.span] = start[made.span] - arrived[made.span] > OWN_NS
+    asking = np.flatnonzero(held)
+    before = _ended_before(spans, launch, asking, CLOCKS_AGREE_NS)[asking]
+    ended = np.minimum(np.where(before >= 0, spans.end_ns[before], LONG_AGO), start[asking])
+    held[asking] = (start[asking] - ended <= CLOCKS_AGREE_NS) & (ended - free[asking] > CLOCKS_AGREE_NS)
+    return held
 
 
 def _recorded_after(spans: Spans, made: StreamWaits, serves: Flags) -> Ints:

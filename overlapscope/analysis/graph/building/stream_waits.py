@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.streams import compute_lane
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.model import OWN_NS
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, HostSpans, Ints, Small, Spans
+from overlapscope.timeline.columns import COMM, NONE, Flags, HostSpans, Ints, Spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import ascending, factorize_rows, sort_order, sum_by, values_in
+from overlapscope.timeline.rows import ascending, factorize_rows, sort_order, values_in
 
 WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
 """cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
@@ -93,15 +94,6 @@ def serving_streams(spans: Spans, calls: HostCalls) -> Flags:
     if most != NONE:
         serves[most] = False
     return serves[spans.lane]
-
-
-def compute_lane(lane: Ints, kind: Small, lasted_ns: Ints) -> int:
-    """Return the stream with the most compute, of spans; NONE without compute."""
-    computes = kind == COMPUTE
-    if not computes.any():
-        return NONE
-    # One more for each span: where all compute takes no time, a stream without any is not chosen.
-    return int(sum_by(lane[computes], lasted_ns[computes] + 1, int(lane.max()) + 1).argmax())
 
 
 def asked_for(spans: Spans, launched: Flags, waits: StreamWaits, serves: Flags) -> Ints | None:

@@ -162,6 +162,35 @@ def test_where_gradients_are_reduced_to_one_rank_all_are_to_have_them() -> None:
     assert found.apply["torch"].startswith("DistributedDataParallel(model)")
 
 
+@pytest.mark.parametrize(
+    ("at", "optimizer", "is_average"),
+    [
+        pytest.param(110, 105, True, id="both follow the optimizer"),
+        pytest.param(102, 105, False, id="reduced before it"),
+        pytest.param(110, 115, False, id="an optimizer between"),
+    ],
+)
+def test_what_is_reduced_to_one_rank_and_sent_back_behind_the_optimizer_is_an_average(
+    at: int, optimizer: int, *, is_average: bool
+) -> None:
+    def step(_: int) -> list[Item]:
+        sizes = {"size_bytes": 350 * MIB}
+        return [
+            Range(name="Optimizer.step#SGD.step", start=optimizer, end=optimizer + 1),
+            Kernel(start=0, end=500, launch=1),
+            Sent(start=500, end=700, launch=at, op="reduce", **sizes),  # type: ignore[arg-type]
+            Sent(start=700, end=800, launch=120, op="broadcast", **sizes),  # type: ignore[arg-type]
+            Kernel(start=850, end=995, launch=200),
+        ]
+
+    found = advised(made(step))
+    assert found is not None
+    assert found.gain_high_ns == 100 * US, "the broadcast alone: all_reduce takes no less than reduce"
+    assert found.title.startswith("Average parameters with all_reduce: ") == is_average
+    assert found.apply["torch"].startswith("dist.all_reduce(") == is_average
+    assert ("memory holds" in found.title) != is_average
+
+
 def test_small_calls_are_to_be_flat() -> None:
     found = advised(updated(calls=8, reduced=512 * KIB, sent=512 * KIB))
     assert found is not None

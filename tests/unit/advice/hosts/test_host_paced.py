@@ -63,6 +63,21 @@ def test_overlap_saves_no_more_than_the_work_of_the_busiest_host_leaves() -> Non
     assert kept_by_hosts(idle, 600 * US) == []
 
 
+def test_a_host_that_gains_on_its_device_needs_no_more_than_the_work_from_one_mark_to_the_next() -> None:
+    """It works 737.5 us of each 1,000 us of the device: 487.5 to 500 us of the first half, 237.5 to 250 of the second.
+    Marks come every 500 us, whenever they end."""
+    given = serving(750)
+    assert [len(given.numbers[rank]) for rank in given.run.ranks] == [STEPS] * len(given.run.ranks)
+    ranks = {}
+    for rank, each in given.run.ranks.items():
+        starts = each.steps.start_ns[0] + np.arange(STEPS) * 500 * US
+        ends = starts + np.append([100] * (STEPS - 1), 500) * US
+        ranks[rank] = replace(each, steps=replace(each.steps, start_ns=starts, end_ns=ends))
+    gaining = replace(given, run=replace(given.run, ranks=ranks))
+    assert gaining.host_free_ns == pytest.approx((1000 - 737.5 / 2) * US, rel=0.02)
+    assert gaining.host_free_ns > given.host_free_ns
+
+
 def test_what_hosts_do_that_were_not_recorded_bounds_nothing() -> None:
     given = looked_at(made(lambda _: [Kernel(start=0, end=300)]))
     assert given.host_work_ns == {}

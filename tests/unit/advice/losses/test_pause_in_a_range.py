@@ -10,7 +10,7 @@ from overlapscope.analysis.checks.host_pauses import delays_all
 from overlapscope.analysis.result import Recommendation
 from tests.unit.analysis.pauses.pausing import MS, advice, named, pause, run
 
-SAMPLES = "## log_images ##"
+SAMPLES = "## samples ##"
 
 
 def paused_once(in_others: float | None, during: str | None = SAMPLES) -> Recommendation:

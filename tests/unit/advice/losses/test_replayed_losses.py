@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.losses import replayed_losses
 from overlapscope.advice.losses.blocked_host import LOST_NS
-from overlapscope.advice.losses.replayed_losses import TOO_EARLY, with_replayed_gains
+from overlapscope.advice.losses.replayed_losses import AT_MOST, ONE_AHEAD, TOO_EARLY, with_replayed_gains
 from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -29,6 +29,8 @@ MANY = 20
 PAUSE = 5 * MS
 LATER = np.zeros(0, np.int64)
 """Lags that mark a change."""
+OF_RANK = "of_rank_with_most_ns"
+SERVER = "vllm::rotary_embedding"
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 COPIED = Launch(0, 10 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
 
@@ -54,6 +56,11 @@ def with_ranges(run: Run, name: str, starts: Ints, lasted_ns: int = PAUSE - 2 * 
 def returned(timeline: RankTimeline) -> Ints:
     """Return when calls that wait returned."""
     return timeline.host.end_ns[rows_named(timeline.host.name, timeline.names, lambda name: "Synchronize" in name)]
+
+
+def named(run: Run, name: str) -> Run:
+    """Return a run of one rank whose names have one more."""
+    return replace(run, ranks={0: replace(run.ranks[0], names=(*run.ranks[0].names, name))})
 
 
 def read_a_number(run: Run) -> Run:
@@ -229,6 +236,33 @@ def test_a_gain_far_above_the_loss_is_said_to_be_of_other_host_time_as_well(time
     assert again.gain_high_ns == found.gain_high_ns
     assert ("a replay in which it does not is at most" in again.title) == is_said
     assert ("other host time passes beside the device" in " ".join(again.assumed)) == is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "bounds"), [(SERVER, 1.2, True), (SERVER, 0.9, False), ("train", 1.2, False)]
+)
+def test_of_a_server_whose_host_is_one_step_ahead_at_most_a_gain_above_the_loss_is_a_bound(
+    name: str, times: float, *, bounds: bool
+) -> None:
+    run = named(simulate({0: draining(Launch(0, 10 * US))}).run, name)
+    found = replayed(run)["blocking_calls"]
+    again = replayed(run, [replace(found, loss_ns=round((found.gain_high_ns or 0) / times), evidence={OF_RANK: 10**9})])
+    assert again["blocking_calls"].evidence.get(AT_MOST, False) == bounds
+    assert (ONE_AHEAD in again["blocking_calls"].assumed) == (name == SERVER)
+
+
+@pytest.mark.parametrize(("name", "lasts_us"), [(SERVER, 10), (SERVER, 40), ("train", 10)])
+def test_of_a_servers_waits_the_gaps_between_launches_that_follow_them_are_told_apart(name: str, lasts_us: int) -> None:
+    """A host that waits for 1 ms in a step, then launches every 30 us what takes the device 10 us, or 40 us."""
+    kernels = [Launch(0, 1 * MS), Sync(0), Work(100 * US), *[Launch(0, lasts_us * US), Work(30 * US)] * 10]
+    run = named(simulate({0: [Launch(0, 100 * US), *kernels * STEPS, Launch(0, US)]}).run, name)
+    found = {each.id: each for each in by_rules(run, analyze(run), match_and_align(run))}["blocking_calls"]
+    slowly = name == SERVER and lasts_us == 10
+    assert ("between launches that follow each other" in found.title) == slowly
+    assert ("--enforce-eager" in found.apply.get("serving", "")) == slowly
+    if slowly:
+        idle_us = 9 * (30 - 10)
+        assert found.evidence["launching_ns"] == pytest.approx(STEPS * idle_us * US, rel=0.3)
 
 
 def test_a_number_that_is_read_takes_its_copy_and_the_way_to_it_along() -> None:

@@ -14,6 +14,7 @@ from overlapscope.advice.losses.gradient_passes import (
 from overlapscope.advice.losses.own_calls import OF_OTHERS, of_gradients
 from overlapscope.advice.step_shape import (
     CUDA,
+    OF_UNNAMED,
     ONE_BUCKET,
     WAITS,
     launches_of,
@@ -22,6 +23,7 @@ from overlapscope.advice.step_shape import (
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import UNNAMED
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.step_cases import STEP, STEPS, US, Kernel, Range, Sent, made
@@ -44,13 +46,14 @@ def with_waits(timeline: RankTimeline, moments: tuple[float, ...]) -> RankTimeli
     return replace(timeline, names=tuple(table.to_list()), host=host)
 
 
-def ddp(*waits: float, gap: float = 150) -> Run:
+def ddp(*waits: float, gap: float = 150, forward: Range = DDP, optimizer: Range | None = None) -> Run:
     """Return a host that is ahead, and launches three calls with compute between them that runs for `gap` us."""
     first, second = 400 + gap, 500 + 2 * gap
     buckets = {"size_bytes": 36 * MIB, "phase": "backward"}
     run = made(
         lambda _: [
-            DDP,
+            forward,
+            *([optimizer] if optimizer else []),
             Kernel(start=0, end=300, launch=5),
             Sent(start=300, end=400, launch=10, **buckets),  # type: ignore[arg-type]
             Kernel(start=400, end=first, launch=14),
@@ -90,6 +93,47 @@ def test_other_waits_say_that_streams_run_one_after_the_other(waits: tuple[float
     found = fired(ddp(*waits))["overlap_without_effect"]
     assert found.title.startswith("Nothing overlaps: ")
     assert found.apply == {"environment": f"unset {CUDA[1]}  # one queue serialises streams"}, "no call waits for data"
+
+
+def unnamed(run: Run) -> Run:
+    """Return what is known of calls by their kernels alone: no operation, size or phase."""
+
+    def own(timeline: RankTimeline) -> RankTimeline:
+        names, calls = (*timeline.names, UNNAMED), timeline.collectives
+        op, phase = np.full_like(calls.op, len(names) - 1), np.full_like(calls.phase, -1)
+        unknown = replace(calls, op=op, phase=phase, bytes=np.full_like(calls.bytes, NONE))
+        return replace(timeline, names=names, collectives=unknown)
+
+    return replace(run, ranks={rank: own(each) for rank, each in run.ranks.items()})
+
+
+OPTIMIZER = Range(name="Optimizer.step#AdamW.step", start=33, end=36)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        pytest.param({"optimizer": OPTIMIZER}, True, id="between forward and the optimizer"),
+        pytest.param({}, False, id="no optimizer is known"),
+        pytest.param(
+            {"optimizer": OPTIMIZER, "forward": Range(name=DDP.name, start=1, end=11)},
+            False,
+            id="forward makes some, too",
+        ),
+        pytest.param({"optimizer": Range(name=OPTIMIZER.name, start=3, end=4)}, False, id="after the optimizer"),
+    ],
+)
+def test_calls_known_by_kernels_alone_are_of_gradients_between_forwards_and_optimizers(
+    more: dict[str, Range], *, is_said: bool
+) -> None:
+    run = unnamed(ddp(12, 22, 32, **more))  # type: ignore[arg-type]
+    found = fired(run).get("overlap_without_effect")
+    assert (found is not None) == is_said
+    assert backward_waits_ns(looked_at(run)) == (pytest.approx(200 * US, rel=0.01) if is_said else 0)
+    if found is not None:
+        assert found.apply == {"ddp": WAITS}
+        assert found.gain_high_ns == pytest.approx(200 * US, rel=0.01), "of 300 exposed, as where calls have names"
+        assert OF_UNNAMED in found.assumed
 
 
 def cut(run: Run) -> Run:

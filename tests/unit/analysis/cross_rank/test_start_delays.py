@@ -317,9 +317,11 @@ def test_shares_of_a_day_are_without_what_recordings_that_began_apart_waited() -
     assert analysis.throughput.exposed_fraction == (exposed_ns - 30 * MS) / (window_ns - 30 * MS)
 
 
-def of_steps(*begun_ms: int, waited_ms: Sequence[int] = (), idle: bool = False) -> dict[str, int]:
+def of_steps(
+    *begun_ms: int, waited_ms: Sequence[int] = (), not_split: Sequence[int] = (), idle: bool = False
+) -> dict[str, int]:
     """Return the causes of the headline, in ms, of steps of 100 ms that lose 20, and these beside them by the start or
-    as they wait for a late rank."""
+    as they wait for a late rank; in the steps `not_split` other calls may hold waiting, too."""
     steps = []
     for at, ms in enumerate(begun_ms):
         wait_ns = waited_ms[at] * MS if waited_ms else 0
@@ -328,7 +330,7 @@ def of_steps(*begun_ms: int, waited_ms: Sequence[int] = (), idle: bool = False) 
         lost_ns = sum(causes.values())
         lost = {"idle_ns": lost_ns, "idle_causes": causes} if idle else {"exposed_comm_ns": lost_ns, "causes": causes}
         parts = dict.fromkeys(("overlapped_ns", "exposed_comm_ns", "copy_only_ns", "idle_ns"), 0)
-        parts |= {"comm_ns": 0 if idle else lost_ns, "exposed_wait_ns": wait_ns}
+        parts |= {"comm_ns": 0 if idle else lost_ns, "exposed_wait_ns": None if at in not_split else wait_ns}
         its = Breakdown(**{"window_ns": 100 * MS, "compute_only_ns": 100 * MS - lost_ns, **parts, **lost})
         window = (EPOCH + at * 100 * MS, EPOCH + (at + 1) * 100 * MS)
         steps.append((StepWindow(step=at, recording=0, window=window, complete=True), its))
@@ -340,6 +342,12 @@ def of_steps(*begun_ms: int, waited_ms: Sequence[int] = (), idle: bool = False) 
 def test_a_median_step_that_waits_for_the_start_has_the_causes_of_the_others() -> None:
     """The medians of what is lost, 31, and waited, 7, are of two steps: 24 of transfers would be of none."""
     assert of_steps(10, 0, 0, waited_ms=[1, 7, 15]) == {"peer_host": 7, "dependency": 20, "start_of_recording": 4}
+
+
+def test_waiting_that_is_known_in_few_steps_is_not_that_of_a_median_one() -> None:
+    """Of 30, 30 and 21 ms exposed the steps waited 10, 10 and 1: divided as all of them together, 21 of 81."""
+    assert of_steps(0, 0, 0, waited_ms=[10, 10, 1], not_split=[0, 1]) == {"peer_host": 7, "dependency": 22}
+    assert of_steps(0, 0, 0, waited_ms=[10, 10, 1], not_split=[0]) == {"peer_host": 5, "dependency": 24}
 
 
 @pytest.mark.parametrize("idle", [False, True])

@@ -115,6 +115,21 @@ def test_calls_without_a_size_are_compared_place_by_place_in_steps_that_compute_
     assert not found(steps_of(waits, UNSIZED, compute_us=(100, 100, 140))), "a step that computes more may send more"
 
 
+@pytest.mark.parametrize("op", ["reduce", "broadcast"])
+def test_calls_to_or_from_one_rank_are_compared_place_by_place_in_steps_that_move_as_much(op: str) -> None:
+    """The first of each step may have another root, and leave early: it says nothing of the second."""
+    kind = {**KNOWN, "op": op}
+    timeline = steps_of([(50, 300), (50, 200), (50, 500), (50, 200)], kind, compute_us=(400, 400, 400, 800))
+    lasted = timeline.collectives.end_ns - timeline.collectives.start_ns
+    needs = shortest_of_like(timeline, lasted, {(0, step): 400 * MS * (1 + step) for step in range(4)})
+    assert (needs // US).tolist() == [50, 200] * 4
+    unknown = replace(timeline.collectives, bytes=timeline.collectives.bytes * 0 + NONE)
+    needs = shortest_of_like(replace(timeline, collectives=unknown), lasted, {(0, step): MS for step in range(4)})
+    assert (needs == NONE).all(), "without sizes they may move more"
+    said = found(timeline)["longer_than_like"]
+    assert said.evidence["longer_ns"] == (100 + 0 + 300 + 0) * US / 4
+
+
 def test_a_call_needs_little_more_than_a_larger_one_took() -> None:
     larger = [{**KNOWN, "bytes": 2 << 20} for _ in range(LIKE_CALLS)]
     rows = [KNOWN, *larger, {**KNOWN, "bytes": 4 << 20}]

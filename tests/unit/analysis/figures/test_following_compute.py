@@ -70,3 +70,21 @@ def test_what_comes_behind_the_optimizer_waits_for_that(after: list[tuple[str, i
     step, start, end = np.array([0]), np.array([20]), np.array([CALL_ENDS])
     assert known.depends(step, end).tolist() == [depends]
     assert known.before_optimizer(step, start, end).tolist() == [not depends]
+
+
+@pytest.mark.parametrize(("lane", "depends"), [(1, False), (0, True)])
+def test_a_copy_into_the_next_reduction_s_buffer_needs_nothing_of_the_one_before(lane: int, *, depends: bool) -> None:
+    """FSDP's last two reductions, one stream: a copy into the second one's buffer waits for the first, then the
+    optimizer follows. On the compute stream the same kernel may be anything."""
+    work = [
+        {"name": name, "lane": at_lane, "step": 0, "start_ns": at, "end_ns": at + 5, "launch_ns": 0}
+        for name, at_lane, at in (
+            ("gemm", 0, 0), ("gemm", 0, 5), ("copy", lane, 20), ("copy", lane, CALL_ENDS), ("optimizer", 0, 100),
+        )
+    ]  # fmt: skip
+    calls = [
+        {"op": "reduce_scatter", "step": 0, "start_ns": at, "end_ns": end, "launch_ns": 0}
+        for at, end in ((25, CALL_ENDS), (CALL_ENDS + 5, 95))
+    ]
+    known = following(rank_timeline(0, work=work, calls=calls, steps=[{"step": 0, "start_ns": 0, "end_ns": 300}]))
+    assert known.depends(np.array([0]), np.array([CALL_ENDS])).tolist() == [depends]

@@ -84,6 +84,15 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
         some = replace(analysis, skew=replace(analysis.skew, unmatched=1))
         assert (unmatched in render(some)) == not_known
         assert unmatched not in render(analysis)
+        # Most calls are matched, of members of which some were not recorded: that is the reason.
+        ranks = [replace(each, blame_estimate="upper_bound") for each in analysis.skew.ranks]
+        for missing, why in (([1], "were not recorded"), ([], "were perhaps not recorded")):
+            lacking = replace(some, skew=replace(some.skew, ranks=ranks), run=replace(some.run, missing_ranks=missing))
+            lacking = replace(lacking, run=replace(lacking.run, world_size=None))
+            assert (f"Members of groups {why}, and calls may wait for these" in render(lacking)) == not_known
+            assert unmatched not in render(lacking)
+            few = replace(lacking, skew=replace(lacking.skew, unmatched=lacking.skew.matched + 1))
+            assert (unmatched in render(few)) == not_known
         head = replace(analysis.headline, causes=analysis.headline.causes | {"unknown": 1})
         both = "what is unknown, and what the next compute waited for, may hold waiting for other ranks, too."
         assert (both in " ".join(render(replace(analysis, headline=head)).split())) == not_known

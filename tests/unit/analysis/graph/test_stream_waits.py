@@ -5,7 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.graph.building.build import rank_graph
-from overlapscope.analysis.graph.model import EVENT, OCCUPANCY, SYNC, Graph
+from overlapscope.analysis.graph.model import EVENT, INFERRED, OCCUPANCY, SYNC, Graph
+from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.graph_programs import Launch, Operation, Record, Sync, Wait, Work, simulate
 from tests.unit.analysis.graph.test_rules import edges, trace
@@ -136,3 +137,41 @@ def test_communication_fills_no_device(kind: int, *, holds: bool) -> None:
     calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaLaunchKernel", 10, 13, 2)]
     graph = rank_graph(trace(calls, [(0, 5, 1_005, 1), (1, 900, 1_200, 2)], kinds={0: kind}))
     assert bool(edges(graph, OCCUPANCY)) is holds
+
+
+@pytest.mark.parametrize(
+    ("ends_us", "launched_us", "wait", "waits"),
+    [
+        (118, 15, "cudaStreamWaitEvent", True),
+        (120, 15, "cudaStreamWaitEvent", True),  # the end is marked a little late
+        (114, 15, "cudaStreamWaitEvent", False),  # it begins later than that
+        (118, 105, "cudaStreamWaitEvent", False),  # its launch may have come at any moment of these
+        (118, 15, "cudaEventQuery", False),  # nothing shows that the stream waited
+    ],
+)
+def test_a_kernel_waits_for_a_call_as_short_as_jitter_that_ends_as_it_begins(
+    ends_us: int, launched_us: int, wait: str, *, waits: bool
+) -> None:
+    """A kernel ends at 100 us, a collective on another stream runs from then on, and the next kernel of the first
+    stream begins at 118 us, as it ends: then these 18 us between kernels are no jitter."""
+    calls = [
+        ("cudaLaunchKernel", 0, 3, 1),
+        ("cudaLaunchKernel", 5, 8, 2),
+        (wait, 11, 12, 0),
+        ("cudaLaunchKernel", launched_us, launched_us + 3, 3),
+    ]
+    spans = [(0, 5, 100, 1), (1, 100, ends_us, 2), (0, 118, 200, 3)]
+    graph = rank_graph(trace(calls, spans, kinds={1: COMM}))
+    assert (("1.0", "0.1") in awaited(graph)) is waits
+    bound = binding_edges(graph)[graph.ranks[0].starts().start + 2]
+    assert bool(graph.edges.kind[bound] == EVENT) is waits
+
+
+def test_where_a_recording_names_events_none_is_inferred_from_times() -> None:
+    program = [
+        Launch(0, 100 * US), Record("0", 0), Wait("0", 1), Launch(1, 18 * US, COMM, "nccl"), Record("1", 1),
+        Wait("1", 0), Launch(0, 50 * US),
+    ]  # fmt: skip
+    graph = rank_graph(simulate({0: [*program, Sync()]}).rank)
+    assert awaited(graph) == [("0.0", "1.0"), ("1.0", "0.1")]
+    assert not (graph.edges.known[graph.edges.kind == EVENT] == INFERRED).any()

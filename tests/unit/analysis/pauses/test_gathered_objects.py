@@ -76,4 +76,6 @@ def test_gathered_objects_come_first_in_words_and_remedies() -> None:
     assert why.endswith("; else garbage collection, a logger, a file, a lock or a lost core")
     for recurs in (False, True):
         torch = _remedies({"objects": True, "own_code": recurs, "may_compile": True}, None, 0)["torch"]
-        assert torch.startswith("# if torch.distributed.all_gather_object() comes just before: all_gather() tensors")
+        assert torch.startswith(
+            "# if torch.distributed.all_gather_object() comes just before:\n# is the exchange of objects needed"
+        )
