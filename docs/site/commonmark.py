@@ -18,6 +18,8 @@ LEXERS: Final = {"py": "python", "text": "text", "console": "console", "": "text
 """Names of code blocks that Pygments calls otherwise."""
 SHORT: Final = 28
 """Code of so many characters is not broken: an option breaks at its hyphens."""
+_SPACES: Final = re.compile(r'<span class="w">(\s+)</span>')
+"""Blanks between tokens, which have no colour."""
 TYPED: Final = ("bash", "python", "py", "toml", "yaml", "json")
 """Languages of blocks that a reader copies; others are output."""
 
@@ -127,7 +129,7 @@ def code(text: str, language: str) -> str:
         lexer = get_lexer_by_name(LEXERS.get(language, language))
     except ClassNotFound:
         lexer = get_lexer_by_name("text")
-    inner = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    inner = _SPACES.sub(r"\1", highlight(text, lexer, HtmlFormatter(nowrap=True)))
     kind = "typed" if language in TYPED else "output"
     return f'<div class="code {kind}"><pre tabindex="0"><code>{inner}</code></pre></div>\n'
 
