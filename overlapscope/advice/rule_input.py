@@ -306,9 +306,12 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def is_usual(self, rank: int) -> Flags:
         """Return which windows of a rank are of steps that the shares of causes are of: no few long ones."""
-        long = left_out(self.figures) if self.per == "step" else frozenset()
-        usual: Flags = ~np.isin(self.numbers[rank], sorted(long))
-        return usual
+        return np.array([number not in self.long_steps for number in self.numbers[rank]], np.bool_)
+
+    @cached_property
+    def long_steps(self) -> frozenset[int]:
+        """The few long steps that the shares of causes leave out."""
+        return left_out(self.figures) if self.per == "step" else frozenset()
 
     def in_one_step(self, by_window: Mapping[int, Ints]) -> tuple[int, float] | None:
         """Return the step that holds most (`IN_ONE_STEP`) of times in the windows of ranks, with its time, mean over

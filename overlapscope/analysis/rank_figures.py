@@ -36,10 +36,10 @@ def each_rank(
     exposed: dict[int, Ints] = {}
     longer: dict[int, LongerThanLike] = {}
     unsplit = {rank for rank, timeline in run.ranks.items() if timeline.has_device and _not_split(transfers[rank])}
-    arrived = arrivals(run, cross_rank) if unsplit else {}
+    arrived = arrivals(run, cross_rank)
     computed_ns = {rank: _step_compute_ns(alone[rank]) for rank in unsplit}
     needs_ns = needs_of_ranks(run, {rank: arrived[rank] for rank in unsplit}, computed_ns)
-    for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
+    for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers, arrived):
         ranks.append(_rank_info(rank, hosts.get(rank), run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = causes.exposed_ns
         if rank in unsplit:
@@ -84,8 +84,8 @@ def rank_windows(infos: Iterable[RankInfo], alone: Mapping[int, RankSummary]) ->
 
 def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
     sets = own.sets
-    found = zip(own.figures, causes.within_each(sets), causes.exposed_wait_ns(sets), causes.hidden_wait_ns(sets),
-                strict=True)  # fmt: skip
+    every = causes.within_each(sets)
+    found = zip(own.figures, every, causes.exposed_wait_ns(sets, every), causes.hidden_wait_ns(sets), strict=True)
     whole, *steps = [_known(basis, *each) for each in found]
     return RankInfo(
         rank=rank,

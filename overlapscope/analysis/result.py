@@ -741,8 +741,8 @@ def usual_causes(analysis: Analysis) -> Counter[str]:
     """Return the nanoseconds of each cause in the complete steps that are no outliers, in all where a single one is
     none; empty of a single step."""
     found = _without_outliers(analysis)
-    every = causes_of_all_steps(analysis)
-    return every if found is None else causes_of_all_steps(analysis, set(found.outliers)) or every
+    others = Counter[str]() if found is None else causes_of_all_steps(analysis, set(found.outliers))
+    return others or causes_of_all_steps(analysis)
 
 
 def waits_by_step(ranks: Iterable[RankInfo]) -> dict[tuple[int, int], int]:

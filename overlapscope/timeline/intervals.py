@@ -36,6 +36,9 @@ def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
     Each part is a pair (starts, ends) in any order, overlapping or not; empty and reversed intervals
     (end <= start) cover nothing.
     """
+    parts = tuple(part for part in parts if len(part[0]))
+    if not parts:
+        return EMPTY
     starts, ends = _joined([part[0] for part in parts]), _joined([part[1] for part in parts])
     covering = ends > starts
     if not covering.all():
@@ -54,7 +57,7 @@ def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
 def _joined(parts: Sequence[Int64s]) -> Int64s:
     if len(parts) == 1:
         return np.asarray(parts[0], np.int64)
-    return np.concatenate([np.asarray(part, np.int64) for part in parts]) if parts else EMPTY.starts
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def length(a: Intervals) -> int:
@@ -80,8 +83,7 @@ def parts_inside(a: Intervals, b: Intervals) -> tuple[Intervals, Int64s]:
     last = np.searchsorted(b.starts, a.ends, side="left")
     counts = np.maximum(last - first, 0)
     of_a = np.repeat(np.arange(a.starts.size), counts)
-    offsets = np.arange(of_a.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    of_b = np.repeat(first, counts) + offsets
+    of_b = np.arange(of_a.size) + np.repeat(first - np.cumsum(counts) + counts, counts)
     parts = Intervals(np.maximum(a.starts[of_a], b.starts[of_b]), np.minimum(a.ends[of_a], b.ends[of_b]))
     return parts, of_a
 
@@ -125,11 +127,13 @@ class Activity(Protocol):
 class BusyTime:
     """Exact covered time of any window of one `Intervals`, in O(log n) per window, by prefix sums."""
 
-    __slots__ = ("_ends", "_prefix", "_starts")
+    __slots__ = ("_ends", "_gone", "_starts")
 
     def __init__(self, a: Intervals) -> None:
         self._starts, self._ends = a
-        self._prefix = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.ends - a.starts)))
+        lengths = a.ends - a.starts
+        self._gone = np.cumsum(lengths) - lengths - a.starts
+        """What is covered before each interval, less its start."""
 
     @property
     def intervals(self) -> Intervals:
@@ -141,15 +145,14 @@ class BusyTime:
         at = np.asarray(times, np.int64)
         if self._starts.size == 0:
             return np.zeros(at.shape, np.int64)
-        begun = np.searchsorted(self._starts, at, side="right")
-        last = np.maximum(begun - 1, 0)
-        overhang = np.where(begun > 0, np.maximum(self._ends[last] - at, 0), 0)
-        return self._prefix[begun] - overhang
+        last = np.searchsorted(self._starts[1:], at, side="right")
+        covered: Int64s = self._gone[last] + np.minimum(np.maximum(at, self._starts[0]), self._ends[last])
+        return covered
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64s:
         """Return the time covered inside each window [start, end); 0 where the window is empty."""
-        first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-        return np.where(last > first, self.before(last) - self.before(first), 0)
+        covered: Int64s = np.maximum(self.before(ends) - self.before(starts), 0)
+        return covered
 
 
 class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -1,7 +1,7 @@
 """Sort, group and number rows by several integer columns, packed into one int64 wherever they fit.
 
-numpy sorts 16 bits stably by counting: sorting such digits one after the other takes half the time of sorting numbers,
-and a third of that of an argsort.
+numpy sorts numbers with vector instructions: numbers that have their row in the lowest bits are sorted in a fifth of
+the time of an argsort, and equal ones stay as they stand.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from overlapscope.timeline.columns import NONE, Ints
 
-FEW: Final = 16
+FEW: Final = 32
 """With less than one descent per so many values, a merging sort is faster than sorting from scratch."""
 MOST: Final = int(np.iinfo(np.int64).max)
 Column = npt.NDArray[Any]
@@ -27,23 +27,18 @@ def sort_order(*columns: Column) -> Ints:
     if rows < 2 or _are_sorted(columns):
         return np.arange(rows)
     order: Ints | None = None
-    for key, width in _keys(columns):
+    bits = (rows - 1).bit_length()
+    for key, packed in _keys(columns, MOST >> bits):
         given = key if order is None else key[order]
         falls = num_falls(given)
         if not falls:
             continue
-        many = width and falls * FEW > rows
-        found: Ints = _digit_order(given, width) if many else np.argsort(given, kind="stable")
+        if packed and falls * FEW > rows:
+            found: Ints = np.sort(given << bits | np.arange(rows)) & ((1 << bits) - 1)
+        else:
+            found = np.argsort(given, kind="stable")
         order = found if order is None else order[found]
     return np.arange(rows) if order is None else order
-
-
-def _digit_order(key: Ints, width: int) -> Ints:
-    """Return the order of numbers from 0 to below `width`, equal ones as they stand, digit by digit of 16 bits."""
-    order = np.argsort(key.astype(np.uint16), kind="stable")
-    for bits in range(16, (width - 1).bit_length(), 16):
-        order = order[np.argsort((key >> bits).astype(np.uint16)[order], kind="stable")]
-    return order
 
 
 def _are_sorted(columns: Sequence[Column]) -> bool:
@@ -98,10 +93,10 @@ def num_falls(values: Column) -> int:
     return int(np.count_nonzero(values[1:] < values[:-1]))
 
 
-def _keys(columns: Sequence[Column]) -> Iterator[tuple[Column, int]]:
-    """Yield (sort key, width), least significant first: columns packed into numbers from 0 to below the width.
+def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]:
+    """Yield sort keys, least significant first: columns packed into numbers from 0 to below `most`.
 
-    A column that does not fit is a key of its own, with width 0; one with only one value is left out.
+    A column that does not fit is a key of its own, not packed (False); one with only one value is left out.
     """
     packed: Column | None = None
     width = 1
@@ -110,17 +105,17 @@ def _keys(columns: Sequence[Column]) -> Iterator[tuple[Column, int]]:
         span = high - low + 1
         if span == 1:
             continue
-        if packed is not None and width * span > MOST:
-            yield packed, width
+        if packed is not None and width * span > most:
+            yield packed, True
             packed, width = None, 1
-        if span > MOST:
-            yield column, 0
+        if span > most:
+            yield column, False
             continue
         above = column.astype(np.int64) - low
         packed = above if packed is None else above * width + packed
         width *= span
     if packed is not None:
-        yield packed, width
+        yield packed, True
 
 
 def sum_by(group: Column, values: Ints, groups: int) -> Ints:
@@ -181,11 +176,14 @@ def factorize_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
             values, code = np.unique(code, return_inverse=True)
             width = values.size
         code, width = code * span + above, width * span
+    if width == 1:
+        return code, np.arange(min(code.size, 1))
     order = sort_order(code)
-    opens = np.diff(code[order], prepend=-1) != 0
+    in_order = code[order]
+    opens = np.append(True, in_order[1:] != in_order[:-1])
     first = order[opens]
-    number = np.empty(first.size, np.int64)
-    number[np.argsort(first)] = np.arange(first.size)
-    which = np.empty(code.size, np.int64)
+    by_first = np.argsort(first)
+    number, which = np.empty(first.size, np.int64), np.empty(code.size, np.int64)
+    number[by_first] = np.arange(first.size)
     which[order] = number[np.cumsum(opens) - 1]
-    return which, np.sort(first)
+    return which, first[by_first]

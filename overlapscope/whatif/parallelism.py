@@ -10,7 +10,7 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, TENSOR
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import Column, factorize_rows, unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 DDP_NAMES: Final = re.compile(r"DistributedDataParallel\.|torch\.distributed\.ddp\.reducer::")
@@ -196,9 +196,10 @@ def _kinds(timeline: RankTimeline) -> set[Parallelism]:
     calls, names = timeline.collectives, timeline.names
     rows = np.flatnonzero((calls.step != NONE) & (calls.op >= 0))
     shards = _gathers_parameters(timeline, rows)
-    columns = np.stack([calls.op[rows], calls.dimension[rows], calls.phase[rows], calls.module[rows] >= 0])
+    columns: list[Column] = [calls.op[rows], calls.dimension[rows], calls.phase[rows], calls.module[rows] >= 0]
+    _, first = factorize_rows(columns)
     found: set[Parallelism] = set()
-    for op, dimension, phase, in_module in np.unique(columns, axis=1).T.tolist():
+    for op, dimension, phase, in_module in zip(*(each[first].tolist() for each in columns), strict=True):
         what, where = names[op], timeline.name(dimension)
         if what in POINT_TO_POINT:
             found.add("pipeline")

@@ -271,7 +271,7 @@ def _outliers(name: str, ranks: Mapping[int, Steps]) -> list[OutlierStep]:
     known = {each.step for rank, others, steps in kinds for each in _of_kind(name, rank, others, steps, far=True)}
     return [
         each
-        for rank, others, steps in kinds
+        for rank, others, steps in (kinds if known else ())
         for each in _of_kind(name, rank, others, steps, far=False)
         if each.step in known
     ]

@@ -9,7 +9,8 @@ import numpy as np
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import is_one_of, unique
 from overlapscope.timeline.run import RankTimeline
 
 _NO_WORDS: Final = re.compile(
@@ -85,7 +86,8 @@ def times_in_ranges(
     """Return when the host was in ranges of each name, numbers in it as `#`: of those that say what it did, and last
     for `least_ns` in sum; only of some `names`, and on some threads (`lanes`), if given."""
     notes = timeline.annotations
-    rows = _telling_rows(timeline, np.ones(notes.name.size, np.bool_) if lanes is None else np.isin(notes.lane, lanes))
+    every = np.ones(notes.name.size, np.bool_)
+    rows = _telling_rows(timeline, every if lanes is None else is_one_of(notes.lane, lanes.tolist()))
     codes = notes.name[rows]
     families: dict[str, list[int]] = {}
     for code in unique(codes).tolist():
@@ -109,13 +111,11 @@ def _telling_rows(timeline: RankTimeline, chosen: Flags, *, of_host: bool = Fals
     """Return the rows of the chosen annotations that say what a host did, with `of_host` its collectives, too."""
     rows = np.flatnonzero(chosen)
     rows = rows[~_around_steps(timeline, rows)]
-    names = timeline.annotations.name[rows]
-    telling = [
-        code
-        for code in unique(names).tolist()
-        if not _NO_WORDS.match(timeline.names[code]) and (of_host or not _OF_HOST.match(timeline.names[code]))
-    ]
-    return rows[np.isin(names, telling)]
+
+    def tells(name: str) -> bool:
+        return not _NO_WORDS.match(name) and (of_host or not _OF_HOST.match(name))
+
+    return rows[rows_named(timeline.annotations.name[rows], timeline.names, tells)]
 
 
 def _around_steps(timeline: RankTimeline, rows: Ints) -> Flags:

@@ -101,8 +101,10 @@ def _level_changes(row: Floats) -> list[tuple[int, float]]:
     length = min(max(calls // STRETCHES, SHORTEST), LONGEST)
     whole = row[: calls // length * length].reshape(-1, length)
     level = np.median(whole, axis=1)
-    scatter = np.median(np.abs(whole - level[:, None]), axis=1)
     change = np.abs(level[2:] - level[:-2])
+    if not (change > LEAST_NS).any():
+        return []
+    scatter = np.median(np.abs(whole - level[:, None]), axis=1)
     noise = np.maximum(np.maximum(scatter[2:], scatter[:-2]), max(np.median(scatter), np.quantile(change, 1 / 3)))
     left = change > np.maximum(LEAST_NS, SCATTERS * noise)
     found: list[tuple[int, float]] = []

@@ -21,6 +21,8 @@ from overlapscope.analysis.cross_rank.group_calls import named
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import NONE, Collectives, Floats, Ints
 from overlapscope.timeline.message_groups import messages_in_ranges
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
@@ -136,10 +138,15 @@ def exchanges(run: Run, pairs: Sequence[MessagePairs]) -> list[MatchedCalls]:
     receive at once, and those of two ranks that send to each other, where the ends of both ways say so."""
     on_devices = [each for each in pairs if all(run.ranks[rank].has_device for rank in (each.sender, each.receiver))]
     one_way = {(each.group, each.sender, each.receiver): each for each in on_devices if not each.both_ways}
+    together = {
+        (group, low, high)
+        for (group, low, high), each in one_way.items()
+        if low < high and _end_together(run, each, one_way.get((group, high, low)))
+    }
     return [
         _as_call_of_both(run, each)
         for each in on_devices
-        if each.both_ways or _end_together(run, each, one_way.get((each.group, each.receiver, each.sender)))
+        if each.both_ways or (each.group, *sorted((each.sender, each.receiver))) in together
     ]
 
 
@@ -215,8 +222,9 @@ def _end_together(run: Run, there: MessagePairs, back: MessagePairs | None) -> b
     if back is None or min(there.send_rows.size, back.send_rows.size) < FEWEST_NAMED:
         return False
     ways = [_later_ns(run, each) for each in (there, back)]
-    scatter = [np.subtract(*np.percentile(each, [75, 25])) for each in ways]
-    return bool(abs(sum(np.median(each) for each in ways)) <= TOGETHER_NS and max(scatter) <= TOGETHER_NS)
+    if abs(sum(np.median(each) for each in ways)) > TOGETHER_NS:
+        return False
+    return all(bool(np.subtract(*np.percentile(each, [75, 25])) <= TOGETHER_NS) for each in ways)
 
 
 def _as_call_of_both(run: Run, pair: MessagePairs) -> MatchedCalls:
@@ -322,23 +330,19 @@ def _spoken(
 ) -> Iterator[tuple[str, str | None, int, Ints]]:
     """Yield (operation, group, peer, rows in order of time) of a rank's timed point-to-point calls."""
     calls, names = timeline.collectives, timeline.names
-    wanted = [code for code, name in enumerate(names) if name in (SEND, RECV, BOTH)]
-    rows = np.flatnonzero(np.isin(calls.op, wanted) & (calls.start_ns != NONE) & (calls.end_ns != NONE))
+    wanted = rows_named(calls.op, names, (SEND, RECV, BOTH).__contains__)
+    rows = np.flatnonzero(wanted & (calls.start_ns != NONE) & (calls.end_ns != NONE))
     if rows.size == 0:
         return
-    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
-    op, group, peer = calls.op[rows].astype(np.int64), calls.group[rows], calls.peer[rows].copy()
-    for code in np.unique(group[peer == NONE]).tolist():
+    rows = rows[sort_order(calls.start_ns[rows])]
+    op, group, peer = calls.op[rows], calls.group[rows], calls.peer[rows].copy()
+    for code in values_in(group[peer == NONE]).tolist():
         others = [each for each in members.get(names[code] if code >= 0 else "", ()) if each != rank]
         if len(others) == 1:
             peer[(group == code) & (peer == NONE)] = others[0]
-    peers, of_peer = np.unique(peer, return_inverse=True)
-    _, first, at = np.unique(
-        (op * (len(names) + 1) + group + 1) * peers.size + of_peer, return_index=True, return_inverse=True
-    )
-    for row in np.sort(first).tolist():  # not by code: a run directory has other codes
-        code, kind = int(group[row]), at[row]
-        yield names[int(op[row])], (names[code] if code >= 0 else None), int(peer[row]), rows[at == kind]
+    kind, first = factorize_rows([op, group, peer])  # not by code: a run directory has other codes
+    for number, row in enumerate(first.tolist()):
+        yield names[int(op[row])], timeline.name(int(group[row])), int(peer[row]), rows[kind == number]
 
 
 def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str | None:

@@ -6,6 +6,7 @@ for: after it, the rank is delayed by as much as the call was. What computes on 
 the calls of its buckets, comes to the next one as late as before.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
@@ -28,7 +29,6 @@ MOST_CALLS: Final = 256
 CHECKED_EVERY: Final = 64
 StepsAndCompute = tuple[Sequence[StepWindow], Intervals]
 """The steps of a rank, and when it computed."""
-NOTHING: Final = np.zeros(0, np.int64)
 NEVER: Final = int(np.iinfo(np.int64).max)
 JOINED_NS: Final = 1_000.0
 
@@ -37,38 +37,39 @@ class _Compute(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """When a rank computes at the begin of a recording, gaps shorter than `LEADS_COUNT_NS` closed, and when its calls
     end; on its own clock."""
 
-    starts_ns: Ints
-    ends_ns: Ints
-    calls_ns: Ints
-    until_ns: int
+    starts_ns: Sequence[int] = ()
+    ends_ns: Sequence[int] = ()
+    calls_ns: Sequence[int] = ()
+    until_ns: int = 0
     """The end of the first step that it computes: until then, at the latest, it waited for the calls of its gradients.
     Without steps, or a device, nobody knows, and it counts as waiting for each call."""
 
     @classmethod
     def of(cls, timeline: RankTimeline, recording: int, known: StepsAndCompute | None) -> "_Compute":
         if not timeline.has_device or not (timeline.steps.recording == recording).any():
-            return cls(starts_ns=NOTHING, ends_ns=NOTHING, calls_ns=NOTHING, until_ns=0)
+            return cls()
         steps, compute = known or (step_windows(timeline), Coverage.of(timeline.spans).compute)
         until = min((each.window[1] for each in steps if each.recording == recording and each.window), default=0)
         own, calls = compute.starts < until, timeline.collectives
         computes = union((compute.starts[own], compute.ends[own] + LEADS_COUNT_NS))
         ends = calls.end_ns[(calls.recording == recording) & (calls.end_ns != NONE)]
         return cls(
-            starts_ns=computes.starts, ends_ns=computes.ends - LEADS_COUNT_NS, calls_ns=np.sort(ends), until_ns=until
-        )
+            starts_ns=computes.starts.tolist(), ends_ns=(computes.ends - LEADS_COUNT_NS).tolist(),
+            calls_ns=np.sort(ends).tolist(), until_ns=until,
+        )  # fmt: skip
 
     def waits_for(self, end_ns: int) -> bool:
         """Return whether the next compute waits for the call that ends then: none runs, nor begins only after another
         call has ended."""
         if end_ns >= self.until_ns:
             return True
-        at = int(np.searchsorted(self.starts_ns, end_ns, side="left"))
+        at = bisect_left(self.starts_ns, end_ns)
         if at and self.ends_ns[at - 1] > end_ns:
             return False
         begins = self.starts_ns[at : at + 1]
-        after = int(np.searchsorted(self.calls_ns, end_ns, side="right"))
+        after = bisect_right(self.calls_ns, end_ns)
         ends = self.calls_ns[after : after + 1]
-        return not begins.size or not ends.size or bool(begins[0] < ends[0])
+        return not begins or not ends or begins[0] < ends[0]
 
 
 def with_start_delays(
@@ -128,8 +129,8 @@ def began(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> 
     for rank, timeline in ranks.items():
         if size(timeline.recordings) <= recording:
             continue
-        steps = timeline.steps.start_ns[timeline.steps.recording == recording]
-        ranges = timeline.annotations.start_ns[timeline.annotations.recording == recording]
+        steps, notes = timeline.steps.start_ns[timeline.steps.recording == recording], timeline.annotations
+        ranges = notes.start_ns[notes.recording == recording]
         start = steps.min() if steps.size else timeline.recordings.start_ns[recording]
         first = min(start, ranges.min()) if steps.size and ranges.size else start
         found[rank], seen[rank] = clocks.aligned(rank, np.array([start, first])).tolist()

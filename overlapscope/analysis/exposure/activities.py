@@ -1,6 +1,6 @@
 """What a rank did in windows of time, and how these are divided into what others may have waited for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Self
 
 import msgspec
@@ -24,6 +24,10 @@ AHEAD_NS: Final = 1_000_000
 launch takes, even the first one of a kernel that has to be loaded."""
 
 
+Activities = Mapping[str, Activity]
+"""When a rank did several things, by name."""
+
+
 class Did(msgspec.Struct, frozen=True, kw_only=True):
     """For how long a rank seemed to do something in windows, in ns; one row for each window."""
 
@@ -44,9 +48,23 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     """Before its first span, while its device still did what had been launched before the recording."""
 
     @classmethod
-    def within(cls, starts_ns: Ints, ends_ns: Ints, timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Self:
-        """Return what a rank did in windows [start, end)."""
-        return cls(**{name: of(timeline, cover, core).within(starts_ns, ends_ns) for name, of in ACTIVITIES.items()})
+    def within(cls, starts_ns: Ints, ends_ns: Ints, activities: Activities) -> Self:
+        """Return what a rank did in windows [start, end), by its `activities_of`."""
+        return cls(**{name: activity.within(starts_ns, ends_ns) for name, activity in activities.items()})
+
+
+def activities_of(timeline: RankTimeline, cover: Coverage, core: CoreWaiting) -> Activities:
+    """Return when a rank did what each field of `Did` is about."""
+    return {
+        "computed": computing(timeline, cover),
+        "waited_computing": core.computing,
+        "slept": slept(core),
+        "communicated": communicating(cover),
+        "messaged": messaging(timeline, cover),
+        "copied": copying(cover),
+        "waited_idling": core.idling,
+        "unrecorded": before_recorded_work(timeline, cover),
+    }
 
 
 def computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
@@ -115,19 +133,6 @@ def _before_recorded(timeline: RankTimeline, cover: Coverage) -> Activity:
     if not behind.any():
         return NEVER
     return BusyTime(difference(union((timeline.recordings.start_ns[:1], start[behind].max()[None])), busy))
-
-
-ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, CoreWaiting], Activity]]] = {
-    "computed": lambda timeline, cover, _: computing(timeline, cover),
-    "waited_computing": lambda _, __, core: core.computing,
-    "slept": lambda _, __, core: slept(core),
-    "communicated": lambda _, cover, __: communicating(cover),
-    "messaged": lambda timeline, cover, _: messaging(timeline, cover),
-    "copied": lambda _, cover, __: copying(cover),
-    "waited_idling": lambda _, __, core: core.idling,
-    "unrecorded": lambda timeline, cover, _: before_recorded_work(timeline, cover),
-}
-"""When a rank did what each field of `Did` is about."""
 
 
 def divided(length_ns: Ints, did: Did, accounted: Flags) -> Ints:

@@ -14,7 +14,7 @@ or a later one at its end; where the transfer time of a call is not known, the t
 still wait, and the rest is `unknown`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,9 +24,9 @@ import numpy as np
 from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.exposure.activities import ACTIVITIES, Did, divided
-from overlapscope.analysis.exposure.arrivals import arrivals
-from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting, in_turn
+from overlapscope.analysis.exposure.activities import Activities, Did, activities_of, divided
+from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
+from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, core_waiting, in_turn
 from overlapscope.analysis.exposure.group_delays import within_group
 from overlapscope.analysis.exposure.last_met import meetings
 from overlapscope.analysis.exposure.own_parts import OwnParts, own_parts
@@ -88,16 +88,18 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
 
     def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
         """Return the nanoseconds of each cause for each of several sets of windows."""
-        columns = [sets.within(self.busy[cause]) for cause in CAUSES]
-        return [
-            {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
-            for sums in zip(*columns, strict=True)
-        ]
+        found: list[dict[str, int]] = [{} for _ in range(sets.sets)]
+        for cause in CAUSES:
+            for own, ns in zip(found, sets.within(self.busy[cause]), strict=True):
+                if ns:
+                    own[cause] = ns
+        return found
 
-    def exposed_wait_ns(self, sets: WindowSets) -> list[int | None]:
-        """Return the exposed wait time in each set, but for pipelines; None where an exposed call has none known."""
-        waits = np.sum([sets.within(self.busy[cause]) for cause in EXPOSED_WAIT], axis=0).tolist()
+    def exposed_wait_ns(self, sets: WindowSets, causes: Sequence[Mapping[str, int]]) -> list[int | None]:
+        """Return the exposed wait time in each set, but for pipelines; None where an exposed call has none known.
+        `causes` are those of each set."""
         unknown = sets.within(self.exposed_unknown)
+        waits = (sum(own.get(cause, 0) for cause in EXPOSED_WAIT) for own in causes)
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
     def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
@@ -134,28 +136,34 @@ def each_causes(
     coverage: Mapping[int, Coverage],
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
+    arrived: Mapping[int, Arrivals] | None = None,
 ) -> Iterator[tuple[int, Causes]]:
-    """Yield (rank, causes), rank by rank; spans are not needed any more.
+    """Yield (rank, causes), rank by rank; spans are not needed any more. `arrived` are the `arrivals`, where the caller
+    has them.
 
     Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
     """
-    arrived = arrivals(run, cross_rank)
+    arrived = arrived or arrivals(run, cross_rank)
     parts = within_group(parts, arrived)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
     meets = meetings(run, cross_rank, coverage)
     waiting = {rank: own.waiting for rank, own in parts.items() if own.waiting is not None}
+    did = {
+        rank: activities_of(timeline, coverage[rank], waiting.get(rank, NOT_KNOWN))
+        for rank, timeline in run.ranks.items()
+    }
     waits: dict[int, PeerWaits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
         waits[rank] = peer_waits(
-            timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting, meets[rank],
-            cross_rank.began_ns,
+            timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting.keys(), did[rank],
+            meets[rank], cross_rank.began_ns,
         )  # fmt: skip
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
-            yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
+            yield from _causes_of(run, parts, coverage, transfers, waits, did, cross_rank.clocks)
             waits, rows = {}, 0
-    yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
+    yield from _causes_of(run, parts, coverage, transfers, waits, did, cross_rank.clocks)
 
 
 def _causes_of(
@@ -164,21 +172,21 @@ def _causes_of(
     coverage: Mapping[int, Coverage],
     transfers: Mapping[int, Transfers],
     waits: Mapping[int, PeerWaits],
-    waiting: Mapping[int, CoreWaiting],
+    did: Mapping[int, Activities],
     clocks: Clocks,
 ) -> Iterator[tuple[int, Causes]]:
     query = {rank: each.query for rank, each in waits.items()}
 
     def when(rank: int, name: str) -> Activity:
-        return ACTIVITIES[name](run.ranks[rank], coverage[rank], waiting.get(rank, NOT_KNOWN))
+        return did[rank][name]
 
-    found = {name: peer_activity(query, partial(when, name=name), clocks) for name in ACTIVITIES}
+    found = peer_activity(query, {name: partial(when, name=name) for name in Did.__struct_fields__}, clocks)
     longer = {}
     for rank, its in waits.items():
         windows = its.query.windows
-        did = Did(**{name: each[rank] for name, each in found.items()})
-        longer[rank] = longer_than_waiting(its, divided(windows.ends - windows.starts, did, its.accounted), did)
-    longer = without_put_off_work(longer, waits, run, coverage, parts, clocks)
+        theirs = Did(**found[rank])
+        longer[rank] = longer_than_waiting(its, divided(windows.ends - windows.starts, theirs, its.accounted), theirs)
+    longer = without_put_off_work(longer, waits, coverage, parts, did, clocks)
     for rank, its in waits.items():
         waited = by_what_the_last_did_longer(its, longer[rank])
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)

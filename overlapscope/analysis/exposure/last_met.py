@@ -14,7 +14,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import are_among, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 AT_END_NS: Final = 1_000_000
@@ -22,6 +22,9 @@ AT_END_NS: Final = 1_000_000
 are marked some 0.1 ms late, and small buckets take as long as this."""
 AT_END_OF_DEVICE_NS: Final = 10_000
 """As much of the end of a call on a device, whose marks are exact. A choice: longer than the pauses between kernels."""
+
+
+NOBODY: Final = np.empty(0, np.int64)
 
 
 class Meetings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +40,8 @@ def last_met(
     timeline: RankTimeline, cover: Coverage, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints],
     meets: Meetings | None = None,
 ) -> Ints:  # fmt: skip
-    """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
+    """Return when the latest call with each other rank before a rank `came` to these `rows` ended; without one, when
+    its first span began. `came` has a moment for each row, or several (shape (moments, rows)).
 
     Two ranks meet in calls of the group in question, and of each group that is known to hold both; where `meets` is
     known, of groups without names in calls that were matched between them; not in messages, which others of the group
@@ -45,7 +49,7 @@ def last_met(
     allows.
     """
     calls = timeline.collectives
-    met = np.full(rows.size, cover.first_ns, np.int64)
+    met = np.full(came.shape, cover.first_ns, np.int64)
     timed = calls.end_ns != NONE if meets is None else (calls.end_ns != NONE) & meets.may
     timed[timed] = ~computed_on(timeline, BusyTime(cover.compute), calls.start_ns[timed], calls.end_ns[timed])
     messages = rows_named(calls.op, timeline.names, POINT_TO_POINT.__contains__)
@@ -66,12 +70,11 @@ def _calls_of_both(
     for code in values_in(calls.group).tolist():
         own = calls.group == code
         if code >= 0 or meets is None:
-            name = timeline.names[code] if code >= 0 else None
-            yield own, (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
+            yield own, own[rows] | are_among(others, members.get(timeline.name(code) or "", NOBODY))
             continue
         for at in values_in(meets.ranks[own]).tolist():
             theirs = own & (meets.ranks == at)
-            yield theirs, np.isin(others, meets.sets[at]) if at != NONE else theirs[rows]
+            yield theirs, are_among(others, np.array(meets.sets[at])) if at != NONE else theirs[rows]
 
 
 def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Meetings]:
@@ -84,12 +87,11 @@ def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) 
     made = {rank: np.full(each.size, NONE, np.int64) for rank, each in found.items()}
     every = (*cross_rank.splits, *cross_rank.uneven)
     pairs = cross_rank.pairs.pairs
-    sets = list(
-        dict.fromkeys((*(each.block.ranks for each in every), *((each.sender, each.receiver) for each in pairs)))
-    )
+    sets = [*dict.fromkeys((*(each.block.ranks for each in every), *((each.sender, each.receiver) for each in pairs)))]
+    place = {ranks: at for at, ranks in enumerate(sets)}
     for each in pairs:
         for rank, rows in ((each.sender, each.send_rows), (each.receiver, each.recv_rows)):
-            made[rank][rows] = sets.index((each.sender, each.receiver))
+            made[rank][rows] = place[each.sender, each.receiver]
     busy_at_end: dict[int, Flags] = {}
     for split in every:
         block = split.block
@@ -102,7 +104,7 @@ def meetings(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) 
                     busy_at_end[timeline.rank] = computed_on(timeline, computing, calls.start_ns, calls.end_ns)
                 meets[mine] = ~busy_at_end[timeline.rank][block.rows[row, mine]]
         for rank, rows in zip(block.ranks, block.rows, strict=True):
-            found[rank][rows], made[rank][rows] = meets, sets.index(block.ranks)
+            found[rank][rows], made[rank][rows] = meets, place[block.ranks]
     return {rank: Meetings(may=may, ranks=made[rank], sets=sets) for rank, may in found.items()}
 
 

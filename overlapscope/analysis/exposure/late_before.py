@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, divided
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, activities_of, divided
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
 from overlapscope.analysis.exposure.last_met import last_met
 from overlapscope.analysis.exposure.peer_waits import when_it_came
@@ -48,7 +48,9 @@ def with_late_rank(
     own, its = (
         divided(
             came[rank] - since[rank],
-            Did.within(since[rank], came[rank], run.ranks[rank], coverage[rank], waiting.get(rank, NOT_KNOWN)),
+            Did.within(
+                since[rank], came[rank], activities_of(run.ranks[rank], coverage[rank], waiting.get(rank, NOT_KNOWN))
+            ),
             accounted,
         )
         for rank in (loss.rank, latest.rank)

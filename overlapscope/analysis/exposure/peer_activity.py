@@ -22,8 +22,13 @@ class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
     others: Ints
 
 
-def peer_activity(queries: Mapping[int, PeerQuery], did: Callable[[int], Activity], clocks: Clocks) -> dict[int, Ints]:
-    """Return for each rank how long the other rank `did` something in each of its windows, in ns."""
+def peer_activity(
+    queries: Mapping[int, PeerQuery], activities: Mapping[str, Callable[[int], Activity]], clocks: Clocks
+) -> dict[int, dict[str, Ints]]:
+    """Return for each rank how long the other rank did each of several things in each of its windows, in ns.
+
+    `activities` return when a rank did them.
+    """
     ranks = list(queries)
     if not ranks:
         return {}
@@ -35,7 +40,7 @@ def peer_activity(queries: Mapping[int, PeerQuery], did: Callable[[int], Activit
     drift = np.array([clocks.drift.get(rank, 0.0) for rank in ranks])
     order = np.argsort(other, kind="stable")
     peers, first = np.unique(other[order], return_index=True)
-    found = np.zeros(other.size, np.int64)
+    found = {name: np.zeros(other.size, np.int64) for name in activities}
     for peer, rows in zip(peers.tolist(), np.split(order, first[1:]), strict=False):
         by = asker[rows]
         moved = _Moved(
@@ -43,9 +48,13 @@ def peer_activity(queries: Mapping[int, PeerQuery], did: Callable[[int], Activit
             drift=drift[by] - clocks.drift.get(peer, 0.0),
             reference_ns=clocks.reference_ns,
         )
-        theirs = did(peer).within(moved.theirs(start[rows]), moved.theirs(end[rows]))
-        found[rows] = np.rint(theirs * (1.0 + moved.drift)).astype(np.int64)
-    return dict(zip(ranks, np.split(found, np.cumsum(counts)[:-1]), strict=True))
+        begin, until = moved.theirs(start[rows]), moved.theirs(end[rows])
+        for name, did in activities.items():
+            theirs = did(peer).within(begin, until) * (1.0 + moved.drift)
+            found[name][rows] = np.rint(theirs).astype(np.int64)
+    ends = np.cumsum(counts)
+    own = zip(ranks, (ends - counts).tolist(), ends.tolist(), strict=True)
+    return {rank: {name: times[first:end] for name, times in found.items()} for rank, first, end in own}
 
 
 class _Moved(msgspec.Struct, frozen=True, kw_only=True):

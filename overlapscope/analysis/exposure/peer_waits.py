@@ -1,6 +1,6 @@
 """Divide the wait for the last member of a call by what that rank did longer since the two last met."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import pairwise
 from typing import Final
 
@@ -9,9 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
-from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, copying, divided, messages_between_stages
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Activities, Did, divided, messages_between_stages
 from overlapscope.analysis.exposure.arrivals import Arrivals
-from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
 from overlapscope.analysis.exposure.last_met import Meetings, last_met
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
@@ -78,12 +77,13 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 def peer_waits(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
-    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting], meets: Meetings, began_ns: Mapping[int, float],
+    members: Mapping[str, Ints], waiting: Set[int], did: Activities, meets: Meetings, began_ns: Mapping[int, float],
 ) -> PeerWaits:  # fmt: skip
     """Return the waits of a rank for the last members of its calls.
 
-    `waiting` is when each rank waited for a core, `meets` are the calls in which ranks may have met
-    (`meetings`), `began_ns` when each rank began to record, on the common clock, where that is known.
+    `waiting` are the ranks of which it is known when they waited for a core, `did` is what this one did when
+    (`activities_of`), `meets` are the calls in which ranks may have met (`meetings`), `began_ns` when each rank began
+    to record, on the common clock, where that is known.
     """
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
     transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
@@ -106,15 +106,14 @@ def peer_waits(
     pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
     launched = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     came = when_it_came(timeline, launched, own_comm.start_ns)[held]
-    met_before = last_met(timeline, cover, own_comm.row[held], came, last[held], members, meets)
+    moments = np.stack([came, _began_step(timeline, own_comm.row[held])])
+    met_before, met_before_step = last_met(timeline, cover, own_comm.row[held], moments, last[held], members, meets)
     before = Intervals(np.minimum(met_before, came), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     waited_ns = _waited_for_it(
         timeline, own_comm.row[held], Intervals(begin[held], until[held]), last[held], exposed, before
     )
-    own_did, own_messages = _own_before(
-        timeline, cover, waiting.get(timeline.rank, NOT_KNOWN), before, came_last[held], accounted, waited_ns
-    )
+    own_did, own_messages = _own_before(timeline, cover, did, before, came_last[held], accounted, waited_ns)
     apart = np.maximum(_began_later(timeline.rank, last[held], began_ns) - start_wait_ns[held], 0)
     return PeerWaits(
         exposed=exposed,
@@ -134,7 +133,8 @@ def peer_waits(
         accounted=accounted,
         query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
         began_later=np.where(before.starts <= cover.first_ns, apart, 0),
-        step_met=_met_before_step(timeline, cover, own_comm.row[held], last[held], members, meets),
+        # What is no end of a call is the begin of the recording.
+        step_met=np.where(met_before_step > cover.first_ns, met_before_step, NONE),
     )
 
 
@@ -163,20 +163,15 @@ def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints
     return np.array(later, np.int64)[np.searchsorted(known, others)]
 
 
-def _met_before_step(
-    timeline: RankTimeline, cover: Coverage, rows: Ints, others: Ints, members: Mapping[str, Ints], meets: Meetings
-) -> Ints:
-    """Return when a rank with a device had last met each other rank before the first call of the step of each row."""
+def _began_step(timeline: RankTimeline, rows: Ints) -> Ints:
+    """Return when the first call of the step of each row began, on a device; NONE where that is not known."""
     calls = timeline.collectives
     if not timeline.has_device or rows.size == 0:
         return np.full(rows.size, NONE, np.int64)
     timed = (calls.start_ns != NONE) & (calls.step != NONE)
-    steps, _ = factorize_rows([calls.recording, calls.step])
-    began = np.full(calls.op.size, np.iinfo(np.int64).max)
-    np.minimum.at(began, steps[timed], calls.start_ns[timed])
-    met = last_met(timeline, cover, rows, began[steps[rows]], others, members, meets)
-    # What is no end of a call is the begin of the recording.
-    return np.where(timed[rows] & (met > cover.first_ns), met, NONE)
+    steps, first = factorize_rows([calls.recording, calls.step])
+    began = smallest_by(steps[timed], calls.start_ns[timed], first.size)
+    return np.where(timed, began[steps], NONE)[rows]
 
 
 def when_it_came(timeline: RankTimeline, launch_ns: Ints, start_ns: Ints) -> Ints:
@@ -208,7 +203,7 @@ def _waited_for_it(
 
 
 def _own_before(
-    timeline: RankTimeline, cover: Coverage, core: CoreWaiting, before: Intervals, came_last: Ints, accounted: Flags,
+    timeline: RankTimeline, cover: Coverage, its: Activities, before: Intervals, came_last: Ints, accounted: Flags,
     waited_ns: Ints,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return what a rank did before it came to calls, as `divided` returns it, and for how long it was in messages.
@@ -217,7 +212,7 @@ def _own_before(
     call may compute and copy beside it, with gaps between: the other rank has that to do, too.
     """
     came = before.ends
-    did = Did.within(before.starts, came, timeline, cover, core)
+    did = Did.within(before.starts, came, its)
     waited_ns = np.minimum(waited_ns, did.communicated)
     length_ns = came - before.starts - waited_ns
     did = replace(did, communicated=did.communicated - waited_ns)
@@ -225,8 +220,8 @@ def _own_before(
         length_ns = length_ns + _until_idle(cover, came, came_last) - came
         did = replace(
             did,
-            computed=did.computed + BusyTime(cover.compute).within(came, came_last),
-            copied=did.copied + copying(cover).within(came, came_last),
+            computed=did.computed + its["computed"].within(came, came_last),
+            copied=did.copied + its["copied"].within(came, came_last),
         )
     return divided(length_ns, did, accounted), did.messaged
 

@@ -5,29 +5,30 @@ of it at the next meetings of the step, too: it still has to do what they have d
 wait. Since they last met it computed longer; in the step it did not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.exposure.activities import OF_LATE_RANK, communicating, computing, copying
+from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Activities, communicating
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.analysis.exposure.peer_waits import PeerWaits
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, Intervals, difference
-from overlapscope.timeline.run import RankTimeline, Run
 
 COMPUTED, IDLED = (OF_LATE_RANK.index(each) for each in ("peer_compute", "peer_host"))
 NOT_LAUNCHED: Final = "host_not_ready"
+ASKED: Final = ("recorded", "computed", "communicated", "copied")
+"""What is asked of both ranks."""
 
 
 def without_put_off_work(
-    longer: Mapping[int, Ints], waits: Mapping[int, PeerWaits], run: Run, coverage: Mapping[int, Coverage],
-    parts: Mapping[int, OwnParts], clocks: Clocks,
+    longer: Mapping[int, Ints], waits: Mapping[int, PeerWaits], coverage: Mapping[int, Coverage],
+    parts: Mapping[int, OwnParts], did: Mapping[int, Activities], clocks: Clocks,
 ) -> dict[int, Ints]:  # fmt: skip
     """Return what the late rank did `longer` in each window of each rank's `waits`, with put-off work as idle time.
 
@@ -42,13 +43,19 @@ def without_put_off_work(
     queries = {rank: _since_step(waits[rank], asked) for rank, asked in rows.items()}
 
     def when(rank: int, name: str) -> Activity:
-        return _ACTIVITIES[name](run.ranks[rank], coverage[rank], parts[rank])
+        cover, by_graph = coverage[rank], parts[rank].by_graph or {}
+        if name == "recorded":
+            return _recorded(cover)
+        if name == "communicated" and NOT_LAUNCHED in by_graph:
+            launched = difference(cover.comm, by_graph[NOT_LAUNCHED])
+            return communicating(Coverage(launched, cover.compute, cover.copy, cover.first_ns))
+        return did[rank][name]
 
     found = dict(longer)
-    theirs = {name: peer_activity(queries, partial(when, name=name), clocks) for name in _ACTIVITIES}
+    theirs = peer_activity(queries, {name: partial(when, name=name) for name in ASKED}, clocks)
     for rank, query in queries.items():
-        own = {name: when(rank, name).within(*query.windows) for name in _ACTIVITIES}
-        put_off = _put_off(own, {name: its[rank] for name, its in theirs.items()})
+        own = {name: when(rank, name).within(*query.windows) for name in ASKED}
+        put_off = _put_off(own, theirs[rank])
         asked, found[rank] = rows[rank], longer[rank].copy()
         moved = np.minimum(longer[rank][COMPUTED, asked], put_off)
         found[rank][COMPUTED, asked] -= moved
@@ -85,17 +92,3 @@ def _recorded(cover: Coverage) -> BusyTime:
         return BusyTime(EMPTY)
     begin, end = min(each.starts[0] for each in every), max(each.ends[-1] for each in every)
     return BusyTime(Intervals(np.array([begin]), np.array([end])))
-
-
-def _launched(cover: Coverage, parts: OwnParts) -> Coverage:
-    """Return what a rank did, less communication beside which its next compute was not launched yet."""
-    unlaunched = (parts.by_graph or {}).get(NOT_LAUNCHED, EMPTY)
-    return Coverage(difference(cover.comm, unlaunched), cover.compute, cover.copy, cover.first_ns)
-
-
-_ACTIVITIES: Final[Mapping[str, Callable[[RankTimeline, Coverage, OwnParts], Activity]]] = {
-    "recorded": lambda _, cover, __: _recorded(cover),
-    "computed": lambda timeline, cover, _: computing(timeline, cover),
-    "communicated": lambda _, cover, parts: communicating(_launched(cover, parts)),
-    "copied": lambda _, cover, __: copying(cover),
-}

@@ -55,8 +55,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         """Return for how long, from a moment to the start of each of the `asked` spans, calls of another operation or
         group ran on its stream: since the last one like it (`since_like`)."""
         held, since_ns = np.zeros(asked.size, np.int64), self.since_like(asked, since_ns)
-        for lane in values_in(self.lane[asked]).tolist():
-            own = np.flatnonzero(self.lane[asked] == lane)
+        later = np.flatnonzero(since_ns < self.start_ns[asked])
+        for lane in values_in(self.lane[asked[later]]).tolist():
+            own = later[self.lane[asked[later]] == lane]
             held[own] = self._held_on(np.flatnonzero(self.lane == lane), asked[own], since_ns[own])
         return held
 
@@ -64,8 +65,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         """Return the same for spans of one stream, which has these rows: for how long it was busy, less for how long
         with none but their like."""
         held = np.zeros(asked.size, np.int64)
+        kinds = split_by(self.kind[rows])
+        if len(kinds) == 1:
+            return held
         busy = BusyTime(union((self.start_ns[rows], self.end_ns[rows])))
-        like = {int(self.kind[rows[each[0]]]): rows[each] for each in split_by(self.kind[rows])}
+        like = {int(self.kind[rows[each[0]]]): rows[each] for each in kinds}
         running = [union((self.start_ns[each], self.end_ns[each])) for each in like.values()]
         alone = dict(zip(like, _alone(running), strict=True))
         for own in split_by(self.kind[asked]):

@@ -469,7 +469,8 @@ def _redrawn(found: _Compared, kind: Ints, classes: int, unit: Ints) -> Floats:
     Draws of few units vary too little: they are moved away from the estimate as far as Student's t lies outside the
     normal quantile (expanded percentile interval: Hesterberg, What Teachers Should Know About the Bootstrap, 2015).
     """
-    units, number = np.unique(unit, return_inverse=True)
+    units = values_in(unit)
+    number = np.searchsorted(units, unit)
     blocks = min(units.size, MOST_BLOCKS)
     key = number % blocks * classes + kind
     slower, free = (
@@ -480,8 +481,9 @@ def _redrawn(found: _Compared, kind: Ints, classes: int, unit: Ints) -> Floats:
     weights = _weights()[:, :blocks]
     drawn_free = weights @ free
     drawn = np.where(drawn_free > 0, weights @ slower / np.where(drawn_free > 0, drawn_free, 1.0), times)
-    _, first = factorize_rows([kind, number])
-    of_class = np.bincount(kind[first], minlength=classes)
+    there = np.zeros((classes, units.size), np.bool_)
+    there[kind, number] = True
+    of_class = there.sum(axis=1)
     others = np.maximum(of_class - 1, 1)
     wider = np.where(of_class > 1, np.sqrt(of_class / others) * (1 + (QUANTILE**2 + 1) / (4 * others)), 0.0)
     redrawn: Floats = np.maximum(times + (drawn - times) * wider, LEAST_TIMES)

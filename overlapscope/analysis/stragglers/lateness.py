@@ -86,10 +86,11 @@ def _met(
     lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
     order = np.argsort(start[0], kind="stable")
     devices = all(run.ranks[rank].has_device for rank in ranks)
-    fresh = _fresh(ranks, theirs, order, coverage) if devices else lead[order]
+    counts = lead[order] > LEADS_COUNT_NS
+    fresh = _fresh(ranks, theirs, order, coverage) if devices and counts.any() else lead[order]
     met = np.maximum.accumulate(end[:, order], axis=1)  # concurrent calls end in any order
     begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known before that
-    late = np.flatnonzero((lead[order] > LEADS_COUNT_NS) & (fresh > 0))
+    late = np.flatnonzero(counts & (fresh > 0))
     begin, until = np.concatenate([begun, met], axis=1)[:, late], start[:, order[late]]
     lead, last, rows = np.rint(fresh[late]).astype(np.int64), last[order[late]], rows[:, order[late]]
     # A lead longer than the time since the previous call existed before it: the calls are concurrent.
@@ -134,6 +135,8 @@ def _fresh(ranks: tuple[int, ...], theirs: Sequence[Split], order: Ints, coverag
     stopped = np.zeros(order.size, np.int64)
     for row, rank in enumerate(ranks):
         mine = (second == row) & (stays != row)
+        if not mine.any():
+            continue
         exposed = BusyTime(difference(coverage[rank].comm, coverage[rank].compute))
         stopped[mine] = _within(exposed, start[row, mine], until[row, mine])
     # Stretches of calls to which one rank comes last: each lies above all before it, for one running maximum.

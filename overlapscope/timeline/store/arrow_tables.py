@@ -196,7 +196,7 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
                     raise ValueError(f"{column} is missing in {array.null_count} of {len(array)} rows")
                 codes = np.array([_code(value, column, enum_values(kind, column)) for value in spelled], np.int32)
             indices = _values(array.indices, np.dtype(f"i{array.indices.type.bit_width // 8}"), -1)
-            columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
+            columns[column] = np.append(codes, np.int32(-1)).astype(DTYPES[stored])[indices]
         else:
             columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)

@@ -47,10 +47,10 @@ def test_windows_are_looked_up_as_if_each_rank_were_moved_whole(
         windows = Intervals(starts, starts + np.array([length for _, length in cut], np.int64))
         others = np.array([asked[at % len(asked)] if asked else 1 for at in range(starts.size)], np.int64)
         questions[rank] = PeerQuery(windows=windows, others=others)
-    found = peer_activity(questions, lambda rank: BusyTime(theirs[rank]), known)
+    found = peer_activity(questions, {"did": lambda rank: BusyTime(theirs[rank])}, known)
     for rank, question in questions.items():
         for its, start, end, other in zip(
-            found[rank].tolist(), *question.windows, question.others.tolist(), strict=True
+            found[rank]["did"].tolist(), *question.windows, question.others.tolist(), strict=True
         ):
             whole = moved(theirs[other], offsets[rank] - offsets[other], drifts[rank] - drifts[other])
             window = Intervals(np.array([start]), np.array([end]))
@@ -63,9 +63,9 @@ def test_no_windows_and_no_times_give_nothing() -> None:
         0: PeerQuery(windows=window, others=np.array([1])),
         1: PeerQuery(windows=union(), others=np.array([], np.int64)),
     }
-    nothing = peer_activity(questions, lambda _: BusyTime(union()), Clocks())
-    assert {rank: times.tolist() for rank, times in nothing.items()} == {0: [0], 1: []}
-    assert peer_activity({}, lambda _: BusyTime(union()), Clocks()) == {}
+    nothing = peer_activity(questions, {"did": lambda _: BusyTime(union())}, Clocks())
+    assert {rank: its["did"].tolist() for rank, its in nothing.items()} == {0: [0], 1: []}
+    assert peer_activity({}, {"did": lambda _: BusyTime(union())}, Clocks()) == {}
 
 
 def test_sets_of_windows_may_be_empty() -> None:
