@@ -51,6 +51,8 @@ def _mean_step(analysis: Analysis) -> MeanStep | None:
     if few_communicate(head) is not None:
         return _mean(analysis, head.job_steps, "few_communicate")
     steps = [each for each in head.job_steps if cost is None or each.step not in cost.cut_short]
+    if not steps:
+        return None
     own_ns = overlapping_ns(analysis)
     if own_ns is not None and head.pace_ns is None and own_ns <= (1 - OVERLAP) * (head.step_ns or 0):
         return _of_own_steps(_mean(analysis, steps, "steps_overlap", own_ns), cost)
@@ -110,8 +112,8 @@ def _of_own_steps(found: MeanStep, cost: Throughput | None) -> MeanStep:
         exposed_fraction=exposed,
         exposed_wait_ns=None if found.exposed_wait_ns is None else _waits_ns(causes),
         idle_ns=idle_ns,
-        causes=causes,
-        idle_causes=idle_causes,
+        causes={cause: ns for cause, ns in causes.items() if ns},
+        idle_causes={cause: ns for cause, ns in idle_causes.items() if ns},
     )
 
 

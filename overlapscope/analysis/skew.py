@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.late_together import came_last_together
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_share
+from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_shares
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.analysis.result import (
     Skew,
@@ -25,6 +25,7 @@ def skew_of(
     """
     residual = cross_rank.clocks.residual_ns
     aligned = cross_rank.clocks.offset_ns.keys()
+    unmatched = unmatched_shares(run.ranks, cross_rank.matching, cross_rank.pairs)
     partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
         matched=cross_rank.matched,
@@ -49,7 +50,7 @@ def skew_of(
                 delayed_ns=delayed_ns.get(rank, 0),
                 waited_for_ns=each.waited_for_ns,
                 mean_waited_for_ns=each.mean_waited_for_ns,
-                unmatched_share=unmatched_share(run.ranks[rank], cross_rank.matching, cross_rank.pairs),
+                unmatched_share=unmatched[rank],
                 waited_for_unseen_ns=cross_rank.waited_for_unseen_ns.get(rank),
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],

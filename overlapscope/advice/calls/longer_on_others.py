@@ -7,7 +7,7 @@ import numpy as np
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.common.cause_table import MAY_BE_WAITING, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_calls
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -22,11 +22,13 @@ def longer_on_others_ns(given: RuleInput, straggler: int) -> float:
     calls comes to these before it, and neither their bytes nor its link make them shorter on it alone. 0 where others
     made more of them, or fewer.
     """
-    theirs = _without_match(given, given.run.ranks[straggler])
     ranks = [each for each in given.some_ranks() if each[0].rank != straggler]
+    asked = {timeline.rank: timeline for timeline, _ in ranks} | {straggler: given.run.ranks[straggler]}
+    unmatched = unmatched_calls(asked, given.cross_rank.matching, given.cross_rank.pairs)
+    theirs = _without_match(asked[straggler], unmatched[straggler])
     waited_ns = 0
     for timeline, windows in ranks:
-        longer = _longer(timeline, given.run.ranks[straggler], _without_match(given, timeline), theirs)
+        longer = _longer(timeline, asked[straggler], _without_match(timeline, unmatched[timeline.rank]), theirs)
         if longer is None:
             return 0.0
         arrived, start_ns = given.arrivals[timeline.rank], timeline.collectives.start_ns
@@ -41,12 +43,10 @@ def longer_on_others_ns(given: RuleInput, straggler: int) -> float:
     return min(max(of_step - in_causes, 0.0), float(may_wait))
 
 
-def _without_match(given: RuleInput, timeline: RankTimeline) -> dict[str | None, Ints]:
-    """Return the rows of a rank's calls without a match, by operation, in the order in which they began."""
+def _without_match(timeline: RankTimeline, unmatched: Flags) -> dict[str | None, Ints]:
+    """Return the rows of a rank's `unmatched` calls, by operation, in the order in which they began."""
     calls = timeline.collectives
-    rows = np.flatnonzero(
-        unmatched_calls(timeline, given.cross_rank.matching, given.cross_rank.pairs) & (calls.start_ns != NONE)
-    )
+    rows = np.flatnonzero(unmatched & (calls.start_ns != NONE))
     rows = rows[sort_order(calls.start_ns[rows])]
     return {timeline.name(op): rows[calls.op[rows] == op] for op in values_in(calls.op[rows]).tolist()}
 
@@ -57,11 +57,11 @@ def _longer(
     """Return when a rank was in calls for longer than a straggler was in the same ones, from their begin on; None where
     it made more of them, or fewer. Rows of both are those of `_without_match`."""
     calls, others = timeline.collectives, straggler.collectives
+    if {op: rows.size for op, rows in own.items()} != {op: rows.size for op, rows in theirs.items()}:
+        return None
     longer = [union()]
     for op, rows in own.items():
-        same = theirs.get(op)
-        if same is None or same.size != rows.size:
-            return None
+        same = theirs[op]
         took = others.end_ns[same] - others.start_ns[same]
         longer.append(union((calls.start_ns[rows], np.maximum(calls.end_ns[rows] - took, calls.start_ns[rows]))))
     return union(*longer)

@@ -45,10 +45,11 @@ OBJECTS: Final = HostWork(
 CHECKPOINT: Final = HostWork(
     id="checkpoint",
     named=re.compile(
-        r"(?i)^(?!.*(?:async|load|restor|resum)).*(?:"
+        r"(?i)^(?!.*(?:async|load|restor|resum|activation)).*(?:"
         r"(?<![a-z])torch\.save(?![a-z_])|(?<![a-z])dcp\.save|serialization\.py\(\d+\): _?(?:legacy_)?save"
         r"|(?:sav(?:e|ing)|writ(?:e|ing))[ _.-]?(?:[a-z]+[ _.-])?(?:checkpoints?|ckpt|pretrained)(?![a-z])"
-        r"|(?:checkpoint|ckpt)(?:er|ing)?[ _./-]sav(?:e|ing)|(?<![a-z])state_dict(?![a-z])|ModelCheckpoint)"
+        r"|(?:checkpoint|ckpt)(?:er|ing)?[ _./-]sav(?:e|ing)(?![a-z]|_(?:for_backward|on_cpu))"
+        r"|state_dict_saver|(?<![a-z])get_(?:model_|optimizer_)?state_dict|ModelCheckpoint)"
     ),
     does="the host writes a checkpoint there, and launches nothing until that is done",
     what="the writing of checkpoints",
@@ -61,7 +62,8 @@ CHECKPOINT: Final = HostWork(
     },
     assumed=("of the hours a day: that checkpoints are written as often as in this recording",),
 )
-"""Nor reading one, nor one that is written asynchronously already. `checkpoint` alone may be of activations."""
+"""Nor reading one, nor one that is written asynchronously already. `checkpoint` alone may be of activations, and
+`state_dict` of an average of parameters."""
 LOGGING: Final = HostWork(
     id="logging",
     named=re.compile(

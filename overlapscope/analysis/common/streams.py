@@ -9,6 +9,8 @@ from overlapscope.timeline.rows import sort_order, sum_by
 
 NEARLY_ALL: Final = 0.9
 """Least share of a stream's compute that a call directly follows, where it only prepares calls. A choice."""
+LITTLE: Final = 0.1
+"""Most time that such a stream computes, as a share of the one that computes most: copies are short. A choice."""
 
 
 def compute_lane(lane: Ints, kind: Small, lasted_ns: Ints) -> int:
@@ -22,7 +24,7 @@ def compute_lane(lane: Ints, kind: Small, lasted_ns: Ints) -> int:
 
 def prepares_calls(lane: Ints, kind: Small, start_ns: Ints, end_ns: Ints) -> Flags:
     """Return which spans are compute that only prepares a call, as FSDP's copies of gradients into the buffer that its
-    reductions send: nearly all compute of its stream is directly followed there by communication.
+    reductions send: nearly all compute of its stream is directly followed there by communication, and it is little.
 
     Never on the stream with the most compute. It waits for the call before it on that stream, but needs nothing of it.
     """
@@ -33,7 +35,6 @@ def prepares_calls(lane: Ints, kind: Small, start_ns: Ints, end_ns: Ints) -> Fla
     lanes = int(lane.max(initial=-1)) + 1
     all_of, such = (np.bincount(by_lane[chosen], minlength=lanes) for chosen in (computes, computes & followed))
     only_prepares = (such > 0) & (such >= NEARLY_ALL * all_of)
-    most = compute_lane(lane, kind, end_ns - start_ns)
-    if most != NONE:
-        only_prepares[most] = False
+    computed_ns = sum_by(lane[kind == COMPUTE], (end_ns - start_ns)[kind == COMPUTE], lanes)
+    only_prepares &= computed_ns <= LITTLE * computed_ns.max(initial=0)
     return np.asarray(only_prepares[lane] & (kind == COMPUTE), np.bool_)

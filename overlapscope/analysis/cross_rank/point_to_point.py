@@ -181,7 +181,7 @@ def _overlap(run: Run, rank: int, rows: Ints) -> bool:
 
 def _that_end_together(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> tuple[Ints, Ints]:
     """Return the sends and receives of two devices that end together, each nearest to the other, in order of their
-    ends; none where no clock can tell.
+    ends; none where no clock can tell. Where another end is about as near, it is not known which one it is.
 
     Clocks that nothing connects are as far apart as the messages, of which there are as many, mostly end.
     """
@@ -200,6 +200,7 @@ def _that_end_together(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clock
     mine, its = _nearest(ours, theirs), _nearest(theirs, ours)
     within = max(float(TOGETHER_NS), 3.0 * (clocks.residual_ns or 0.0))
     same = (its[mine] == np.arange(sent.size)) & (np.abs(theirs[mine] - ours) <= within)
+    same &= _next_nearest_ns(ours, theirs, mine) > 2 * within
     return sent[same], got[mine[same]]
 
 
@@ -208,6 +209,13 @@ def _nearest(times: Floats, others: Floats) -> Ints:
     between = (others[1:] + others[:-1]) / 2
     nearest: Ints = np.searchsorted(between, times)
     return nearest
+
+
+def _next_nearest_ns(times: Floats, others: Floats, nearest: Ints) -> Floats:
+    """Return how far each time is from the second nearest of the others, of which it has the nearest; both in order."""
+    around = np.concatenate(([-np.inf], others, [np.inf]))
+    found: Floats = np.minimum(times - around[nearest], around[nearest + 2] - times)
+    return found
 
 
 def _later_ns(run: Run, pair: MessagePairs) -> Ints:

@@ -1,7 +1,7 @@
 """Find the calls that were matched with none of another rank, and explain ranks without a matched call: recorded at
 another time, or without calls that could be paired."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,23 +24,24 @@ NOT_SHARED: Final = "ranks share no call that all members of a group make"
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
-def unmatched_calls(timeline: RankTimeline, matching: Matching, pairs: PairMatching) -> Flags:
-    """Return for each row of a rank's `Collectives` whether it has times and is matched with none of another rank."""
-    rank, found = timeline.rank, timeline.collectives.end_ns != NONE
-    for block in (*matching.blocks, *matching.uneven):
-        if rank in block.ranks:
-            found[block.rows[block.ranks.index(rank)]] = False
+def unmatched_calls(ranks: Mapping[int, RankTimeline], matching: Matching, pairs: PairMatching) -> dict[int, Flags]:
+    """Return for each row of the `Collectives` of these ranks whether it has times and is matched with none of another
+    rank."""
+    found = {rank: np.asarray(timeline.collectives.end_ns != NONE, np.bool_) for rank, timeline in ranks.items()}
+    ends = [end for block in (*matching.blocks, *matching.uneven) for end in zip(block.ranks, block.rows, strict=True)]
     for each in pairs.pairs:
-        for end, rows in ((each.sender, each.send_rows), (each.receiver, each.recv_rows)):
-            if end == rank:
-                found[rows] = False
-    return np.asarray(found, np.bool_)
+        ends += [(each.sender, each.send_rows), (each.receiver, each.recv_rows)]
+    for rank, rows in ends:
+        if rank in found:
+            found[rank][rows] = False
+    return found
 
 
-def unmatched_share(timeline: RankTimeline, matching: Matching, pairs: PairMatching) -> float:
-    """Return which share of a rank's timed calls is matched with none of another rank; 0 without such calls."""
-    timed = int((timeline.collectives.end_ns != NONE).sum())
-    return int(unmatched_calls(timeline, matching, pairs).sum()) / max(timed, 1)
+def unmatched_shares(ranks: Mapping[int, RankTimeline], matching: Matching, pairs: PairMatching) -> dict[int, float]:
+    """Return which share of each rank's timed calls is matched with none of another rank; 0 without such calls."""
+    found = unmatched_calls(ranks, matching, pairs)
+    timed = {rank: int((timeline.collectives.end_ns != NONE).sum()) for rank, timeline in ranks.items()}
+    return {rank: int(own.sum()) / max(timed[rank], 1) for rank, own in found.items()}
 
 
 def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:

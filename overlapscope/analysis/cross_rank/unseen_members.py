@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching
 from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_calls
-from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, LEADS_COUNT_NS, Split
+from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE, LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import SYMMETRIC, move_as_much
@@ -80,9 +80,9 @@ def _marked(split: Split, *, missing: bool) -> Split:
     alike = missing or move_as_much(block.op, block.bytes)
     if block.whole or not block.even or not alike or block.calls < BASELINE_CALLS:
         return split
-    needed = np.partition(took, 1)[1]  # one that is too short may be damage
+    needed = np.quantile(took, BASELINE_QUANTILE, method="higher")  # a few that are too short may be damage
     beyond = took - needed
-    found = (split.lead_ns > LEADS_COUNT_NS) & (beyond >= split.lead_ns) & (took >= AS_ITS_LIKE * needed)
+    found = (needed > 0) & (split.lead_ns > LEADS_COUNT_NS) & (beyond >= split.lead_ns) & (took >= AS_ITS_LIKE * needed)
     if not found.any():
         return split
     return replace(split, for_unseen=found, lead_ns=np.where(found, 0.0, split.lead_ns))
@@ -91,13 +91,13 @@ def _marked(split: Split, *, missing: bool) -> Split:
 def _has_other_groups(run: Run, matching: Matching) -> bool:
     """Return whether a rank made many calls of all members that no other recorded rank made, while the calls of another
     rank were matched: these are of a group whose other members were not recorded."""
-    shares = []
-    for timeline in run.ranks.values():
+    shares, unmatched = [], unmatched_calls(run.ranks, matching, PairMatching())
+    for rank, timeline in run.ranks.items():
         calls = timeline.collectives
         symmetric = rows_named(calls.op, timeline.names, SYMMETRIC.__contains__)
         timed = symmetric & (calls.end_ns != NONE) & (calls.group_size != 1)
         if timed.sum() >= BASELINE_CALLS:
-            shares.append(float(unmatched_calls(timeline, matching, PairMatching())[timed].mean()))
+            shares.append(float(unmatched[rank][timed].mean()))
     return bool(shares) and min(shares) <= FEW_UNMATCHED < max(shares)
 
 

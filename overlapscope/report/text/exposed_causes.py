@@ -190,9 +190,13 @@ class _Sums(msgspec.Struct, frozen=True, kw_only=True):
     def differ(self) -> bool:
         """Whether the shares of the median and of all steps do."""
         exposed_ns, total = self.head.exposed_comm_ns or 1, self.every.total()
-        return self.mean_ns is None and any(
-            abs(self.head.causes.get(cause, 0) / exposed_ns - ns / total) > SHARE_WITHIN
-            for cause, ns in self.every.items()
+        return (
+            self.mean_ns is None
+            and total > 0
+            and any(
+                abs(self.head.causes.get(cause, 0) / exposed_ns - ns / total) > SHARE_WITHIN
+                for cause, ns in self.every.items()
+            )
         )
 
     def ordered(self) -> list[str]:

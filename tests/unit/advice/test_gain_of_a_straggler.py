@@ -14,7 +14,7 @@ from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_share
+from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_shares
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.text.advice import gain, render
@@ -133,7 +133,7 @@ def of_unmatched(first: int) -> Recommendation:
     kept = replace(block, rows=block.rows[:, first:], start_ns=block.start_ns[:, first:],
                    end_ns=block.end_ns[:, first:])  # fmt: skip
     fewer = replace(together, matching=replace(together.matching, blocks=(kept,)))
-    assert unmatched_share(run.ranks[0], fewer.matching, fewer.pairs) == first / 8
+    assert unmatched_shares(run.ranks, fewer.matching, fewer.pairs)[0] == first / 8
     found = late_rank(with_unmatched(analyze(run, together), first / 8))
     assert found
     return found

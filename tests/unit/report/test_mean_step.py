@@ -342,6 +342,11 @@ def test_the_mean_of_overlapping_steps_is_without_the_start_of_the_recording() -
     assert mean is not None
     assert (mean.because, mean.exposed_comm_ns, mean.causes) == ("steps_overlap", 49 * MS, {"dependency": 49 * MS})
     assert (mean.step_ns, mean.outside_ns) == (98 * MS, 0)
+    unknown = on_device(analysis, steps=3, time_ns=300 * MS, exposed_fraction=None, cut_short=[])
+    assert unknown.mean_step is not None
+    assert (unknown.mean_step.exposed_comm_ns, unknown.mean_step.causes) == (None, {}), "as of ranks that were sampled"
+    assert render(unknown)
+    assert on_device(analysis, steps=3, time_ns=300 * MS, cut_short=[3, 4, 5]).mean_step is None
 
 
 def test_steps_of_one_kind_have_medians() -> None:

@@ -37,8 +37,10 @@ def test_other_compute_does_not(spans: list[tuple[int, int]]) -> None:
     assert not any(_prepares(spans))
 
 
-def test_the_stream_with_the_most_compute_never_only_prepares_calls() -> None:
-    assert not any(_prepares([PACK, REDUCE, PACK, REDUCE], lasts=900))
+@pytest.mark.parametrize(("lasts", "prepares"), [(50, True), (51, False), (900, False)])
+def test_what_only_prepares_calls_is_little(lasts: int, *, prepares: bool) -> None:
+    """Of two batches in turn, each on a stream of its own, calls follow compute directly; that is no preparation."""
+    assert any(_prepares([PACK, REDUCE, PACK, REDUCE], lasts)) is prepares
 
 
 def test_without_spans_nothing_is_known() -> None:

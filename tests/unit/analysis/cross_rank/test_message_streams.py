@@ -62,6 +62,18 @@ def test_messages_of_devices_of_which_one_recorded_more_are_paired_by_their_ends
     assert f"{left_out} of its {16 - left_out} sends and receives end together with none" in found.reasons[0]
 
 
+@pytest.mark.parametrize(("every_us", "matched"), [(150, 0), (400, 5)])
+def test_ends_tell_no_pairs_where_messages_follow_each_other_as_closely_as_ends_may_lie_apart(
+    every_us: int, matched: int
+) -> None:
+    """Of 40 sends a rank received five, each 60 us later: every receive ends near some send."""
+    sends = [Call(op="send", peer=1, start=at * every_us * US, length=10 * US) for at in range(40)]
+    receives = [Call(op="recv", peer=0, start=(at * every_us + 60) * US, length=10 * US) for at in (10, 11, 12, 13, 14)]
+    meter = [Call(op="all_reduce", start=(20 + at) * MS, size=2, volume=4) for at in range(5)]
+    found = match_and_align(job({0: [*sends, *meter], 1: [*receives, *meter]}, (PAIR,))).pairs
+    assert found.matched == matched
+
+
 def test_without_a_clock_a_rank_that_recorded_fewer_messages_tells_no_pairs() -> None:
     calls = two_streams(clock=False)
     found = match_and_align(job({0: calls[0], 1: calls[1][1:]}, (PAIR,))).pairs

@@ -77,14 +77,15 @@ def test_a_copy_into_the_next_reduction_s_buffer_needs_nothing_of_the_one_before
     """FSDP's last two reductions, one stream: a copy into the second one's buffer waits for the first, then the
     optimizer follows. On the compute stream the same kernel may be anything."""
     work = [
-        {"name": name, "lane": at_lane, "step": 0, "start_ns": at, "end_ns": at + 5, "launch_ns": 0}
-        for name, at_lane, at in (
-            ("gemm", 0, 0), ("gemm", 0, 5), ("copy", lane, 20), ("copy", lane, CALL_ENDS), ("optimizer", 0, 100),
+        {"name": name, "lane": at_lane, "step": 0, "start_ns": at, "end_ns": end, "launch_ns": 0}
+        for name, at_lane, at, end in (
+            ("gemm", 0, 0, 45), ("copy", lane, 20, 22), ("copy", lane, CALL_ENDS, CALL_ENDS + 2),
+            ("optimizer", 0, 100, 105),
         )
     ]  # fmt: skip
     calls = [
         {"op": "reduce_scatter", "step": 0, "start_ns": at, "end_ns": end, "launch_ns": 0}
-        for at, end in ((25, CALL_ENDS), (CALL_ENDS + 5, 95))
+        for at, end in ((25, CALL_ENDS), (CALL_ENDS + 2, 95))
     ]
     known = following(rank_timeline(0, work=work, calls=calls, steps=[{"step": 0, "start_ns": 0, "end_ns": 300}]))
     assert known.depends(np.array([0]), np.array([CALL_ENDS])).tolist() == [depends]
