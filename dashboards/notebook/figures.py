@@ -108,7 +108,8 @@ def step_waterfall(analysis: Analysis) -> go.Figure:
     rows = [(each.name, each.kind, each.ns) for each in parts.segments]
     missed = parts.whole_ns - sum(ns for _, _, ns in rows)
     if abs(missed) > ROUNDING * parts.whole_ns:
-        rows.append((f"{parts.basis.partition(' ')[0].lower() or 'parts'} do not add up", "idle", missed))
+        what = "medians" if analysis.mean_step is None else "means"
+        rows.append((f"{what} do not add up", "idle", missed))
     edges = pairwise(accumulate((ns for _, _, ns in rows), initial=0.0))
     bars = [(name, kind, *edge) for (name, kind, _), edge in zip(rows, edges, strict=True)]
     bars.append((parts.what, "idle", 0.0, parts.whole_ns))

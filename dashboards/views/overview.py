@@ -256,10 +256,10 @@ def _by_rank(analysis: Analysis) -> Iterator[Sentence]:
     ends, text = exposed_most_and_least(analysis), basis_text(analysis)
     if not text:
         return
-    (most, most_ns), (least, least_ns) = ends or ((0, 0), (0, 0))
-    if ends is None or not most_ns or ms(most_ns) == ms(least_ns):
+    if ends is None or ms(ends[0][1]) == ms(ends[1][1]):
         yield Sentence(words=(text,), proofs=lead(analysis).proofs)
         return
+    (most, most_ns), (least, least_ns) = ends
     proofs = tuple(
         Evidence(chain=f"longest-exposed-{rank}", words=f"rank {rank}",
                  what=f"the longest exposed communication of rank {rank}")

@@ -19,7 +19,7 @@ LEXERS: Final = {"py": "python", "text": "text", "console": "console", "": "text
 SHORT: Final = 28
 """Code of so many characters is not broken: an option breaks at its hyphens."""
 _SPACES: Final = re.compile(r'<span class="w">(\s+)</span>')
-"""Blanks between tokens, which have no colour."""
+"""Blanks between tokens: they have no colour, and a page is smaller without their marks."""
 TYPED: Final = ("bash", "python", "py", "toml", "yaml", "json")
 """Languages of blocks that a reader copies; others are output."""
 

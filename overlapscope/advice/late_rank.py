@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from statistics import fmean, median
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
@@ -195,8 +195,9 @@ def late_rank(
     alone = _named_alone(found, straggler, analysis) if in_turn is None and once is None else None
     missing = next((each.unmatched_share or 0.0 for each in analysis.skew.ranks if each.rank == alone), 0.0)
     named = alone if missing <= MANY_UNMATCHED else None
-    others = straggler is not None and has_unmatched(analysis, [straggler.rank])
-    others_ns = longer_on_others(straggler.rank) if straggler is not None and others else 0.0
+    others_ns = 0.0
+    if straggler is not None and has_unmatched(analysis, [straggler.rank]):
+        others_ns = longer_on_others(straggler.rank)
     return _recommended(analysis, found, straggler, in_turn, once, named, missing, round(others_ns))
 
 
@@ -285,15 +286,7 @@ def _recommended(
         verify="overlapscope analyze NEW_RUN: less of the time in collectives is waiting",
         per=per,
         loss_ns=None if waits_ns is None else (waits_ns + own_idle_ns) * of_window,
-        evidence={
-            "rank": rank,
-            "waited_ns": found.wait_ns,
-            "collective_ns": found.collective_ns,
-            "left_out_step": found.left_out,
-            "held_by": straggler.held_by if straggler else None,
-            "late_with": straggler.late_with if straggler else [],
-            "removal_ns": straggler.removal_ns if straggler else None,
-        }
+        evidence=_evidence(found, straggler, rank)
         | ({OWN_IDLE_NS: own_idle_ns * of_window} if own_idle_ns else {})
         | ({IN_OTHERS_NS: others_ns * of_window} if others_ns else {})
         | ({} if once is None else {"one_call": to_builtins(once)})
@@ -305,6 +298,19 @@ def _recommended(
         if in_turn
         else [NOT_COUNTED] * (unmatched > 0 and at_most_ns is not None),
     )
+
+
+def _evidence(found: _Waiting, straggler: Straggler | None, rank: int) -> dict[str, Any]:
+    """Return what each recommendation of this kind has as evidence."""
+    return {
+        "rank": rank,
+        "waited_ns": found.wait_ns,
+        "collective_ns": found.collective_ns,
+        "left_out_step": found.left_out,
+        "held_by": straggler.held_by if straggler else None,
+        "late_with": straggler.late_with if straggler else [],
+        "removal_ns": straggler.removal_ns if straggler else None,
+    }
 
 
 def _gain(

@@ -195,7 +195,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def step_ns(self) -> int:
-        """Duration of a step, where those of ranks overlap what it takes in the mean; 0 without times."""
+        """Duration of a step; where the steps of ranks overlap, what one takes in the mean; 0 without times."""
         mean = self.analysis.mean_step if self.per == "step" else None
         return mean.step_ns if mean is not None and mean.because == "steps_overlap" else self.figures.step_ns or 0
 

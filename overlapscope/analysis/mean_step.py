@@ -1,4 +1,4 @@
-"""Decide whether the median step or the mean one is the main figure of every output: text, JSON, reports, dashboard."""
+"""Decide whether the median step or the mean one is the main figure of text, reports and the dashboard."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -23,7 +23,8 @@ from overlapscope.analysis.two_kinds import TwoKinds, two_kinds
 from overlapscope.timeline.two_lengths import FEWEST
 
 OVERLAP: Final = 0.02
-"""Steps of ranks overlap by much where the mean one is shorter than the job's median one by this share or more."""
+"""Steps of ranks overlap by much where the mean one is shorter than the job's median one by this share or more. A
+choice."""
 LOSES_MUCH: Final = 0.1
 """The mean step stands first where it loses at least this share, and ..."""
 SEVERAL: Final = 3

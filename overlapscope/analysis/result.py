@@ -292,7 +292,7 @@ the median one has next to nothing of it; steps are of two kinds by their length
 
 
 class MeanStep(msgspec.Struct, kw_only=True, frozen=True):
-    """The mean step of a job, which stands before the median one in every output where that misleads.
+    """The mean step of a job, which text, reports and the dashboard say before the median one where that misleads.
 
     Times are means over steps of means over ranks; the parts add up to `step_ns`, unless steps overlap: then it is that
     of the ranks' own steps, and exposed and idle time are without the start of the recording.
@@ -347,8 +347,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
     mean_step: MeanStep | None = None
-    """The mean step, where every output says it before these medians, as they mislead; null elsewhere, and in older
-    documents."""
+    """The mean step, where text, reports and the dashboard say it before these medians, as they mislead; null
+    elsewhere, and in older documents."""
     dry_step: DryStep | None = None
     """What a dry run says of the step; null for a recorded run."""
 

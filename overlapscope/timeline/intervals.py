@@ -127,13 +127,13 @@ class Activity(Protocol):
 class BusyTime:
     """Exact covered time of any window of one `Intervals`, in O(log n) per window, by prefix sums."""
 
-    __slots__ = ("_ends", "_gone", "_starts")
+    __slots__ = ("_ends", "_offsets", "_starts")
 
     def __init__(self, a: Intervals) -> None:
         self._starts, self._ends = a
         lengths = a.ends - a.starts
-        self._gone = np.cumsum(lengths) - lengths - a.starts
-        """What is covered before each interval, less its start."""
+        self._offsets = np.cumsum(lengths) - lengths - a.starts
+        """What is covered before each interval, less its start: with a time in it, what is covered before that time."""
 
     @property
     def intervals(self) -> Intervals:
@@ -146,7 +146,7 @@ class BusyTime:
         if self._starts.size == 0:
             return np.zeros(at.shape, np.int64)
         last = np.searchsorted(self._starts[1:], at, side="right")
-        covered: Int64s = self._gone[last] + np.minimum(np.maximum(at, self._starts[0]), self._ends[last])
+        covered: Int64s = self._offsets[last] + np.minimum(np.maximum(at, self._starts[0]), self._ends[last])
         return covered
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64s:

@@ -1,5 +1,5 @@
 """What the calls are that exposed communication consists of: averages of parameters, gradients that go beside backward,
-all at one bandwidth."""
+or calls that are all at one bandwidth."""
 
 from typing import Final
 

@@ -102,7 +102,8 @@ def beside_backward_ns(given: RuleInput) -> float:
 
 def after_first_gradient_ns(given: RuleInput) -> float:
     """Return how much compute is launched after the first gradient of a pass was ready, and before its last reduction;
-    ns a step, of the rank with most. Infinite where no such pass is known, or not when gradients were ready."""
+    ns a step, of the rank with most. Infinite where no such pass is known, or it is not known when gradients were
+    ready."""
     each = [_launched_after_ns(timeline, windows) / len(windows) for timeline, windows in given.some_at_hand()]
     return max(each, default=np.inf)
 
@@ -149,8 +150,8 @@ def _apart_ns(calls: Collectives, rows: Ints) -> int:
 
 def are_together(apart_ns: Sequence[int | None], step_ns: int) -> bool | None:
     """Return whether each pass launches all its calls at about one time, and one begins as the other ends: a host that
-    is ahead launches them together, whenever their data are ready. None where a pass has one, or launches or sizes are
-    not known."""
+    is ahead launches them together, whenever their data are ready. None where no pass has more than one, or launches or
+    sizes are not known."""
     several = [ns for ns in apart_ns if ns is not None]
     return max(several) <= AT_ONCE * step_ns if several else None
 
@@ -171,7 +172,7 @@ def _pass_marks(timeline: RankTimeline) -> Ints:
     return np.sort(np.append(optimizer_begins(timeline), forwards))
 
 
-def unnamed_reductions(timeline: RankTimeline) -> Flags:
+def _unnamed_reductions(timeline: RankTimeline) -> Flags:
     """Return which calls of no known operation and size DDP launched between a forward and the next optimizer; none of
     a rank whose forwards launch such calls, too."""
     calls, names, notes = timeline.collectives, timeline.names, timeline.annotations
@@ -195,7 +196,7 @@ def _by_pass(timeline: RankTimeline, windows: Windows) -> tuple[Ints, Ints]:
     between. Of unnamed calls those that can be no others.
     """
     calls, names = timeline.collectives, timeline.names
-    unnamed = unnamed_reductions(timeline)
+    unnamed = _unnamed_reductions(timeline)
     sized = unnamed | (calls.bytes >= LARGE_BYTES)
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE) & sized)
     window = window_of(windows, calls.start_ns[timed])

@@ -8,7 +8,7 @@ from overlapscope.advice.losses.blocked_host import CAPTURED, bound, replays_gra
 from overlapscope.advice.losses.host_operation import in_one_operation, without_operation
 from overlapscope.advice.losses.host_time import LEAST_IDLE, NEARLY_ALL, HostTime, Place, host_time, place_of_waits
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.host_work import HostWork, host_work, take_off
+from overlapscope.analysis.common.host_work import HostWork, take_off, work_of_names
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.graph.found_causes import LossKind
 from overlapscope.analysis.result import Recommendation
@@ -81,7 +81,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
 
 def _work_there(place: Place | None) -> HostWork | None:
     """Return the kind of host work that nearly all of the pauses are in, by the name of their range; None for none."""
-    return None if place is None or place.share < NEARLY_ALL else host_work([place.name])
+    return None if place is None or place.share < NEARLY_ALL else work_of_names([place.name])
 
 
 def _what(work: HostWork | None, *, pausing: bool, slowly: bool) -> str:

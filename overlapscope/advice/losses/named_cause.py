@@ -137,11 +137,8 @@ def _largest(
         return cause, ns, label
     if transfer is None:
         if waits_named and cause != "ahead":
-            return (
-                "unknown",
-                ns,
-                EITHER.format("ranks that were not recorded" if lacks_members(given.analysis) else "others"),
-            )
+            whom = "ranks that were not recorded" if lacks_members(given.analysis) else "others"
+            return "unknown", ns, EITHER.format(whom)
         # Another order helps whichever of both it is.
         return "ahead" if cause == "ahead" else "unknown", ns, f"{label}, waiting for other ranks included"
     return cause, ns, f"{label}{WORDS[transfer]}"

@@ -93,7 +93,7 @@ def work_of_id(id: str | None) -> HostWork | None:
     return next((each for each in EVERY if each.id == id), None)
 
 
-def host_work(names: Iterable[str]) -> HostWork | None:
+def work_of_names(names: Iterable[str]) -> HostWork | None:
     """Return the kind of work that the first of these names tells which tells any; else None."""
     return next((work for name in names for work in EVERY if work.named.search(name)), None)
 
@@ -102,4 +102,4 @@ def work_of_stack(stack: Iterable[str]) -> HostWork | None:
     """Return the kind of work of a Python stack (outermost function first), by its innermost function and those of
     torch: outer ones of the program may be around all that it does."""
     innermost_first = list(stack)[::-1]
-    return host_work(each for each in innermost_first if each is innermost_first[0] or "torch/" in each)
+    return work_of_names(each for each in innermost_first if each is innermost_first[0] or "torch/" in each)

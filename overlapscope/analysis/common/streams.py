@@ -26,7 +26,8 @@ def prepares_calls(lane: Ints, kind: Small, start_ns: Ints, end_ns: Ints) -> Fla
     """Return which spans are compute that only prepares a call, as FSDP's copies of gradients into the buffer that its
     reductions send: nearly all compute of its stream is directly followed there by communication, and it is little.
 
-    Never on the stream with the most compute. It waits for the call before it on that stream, but needs nothing of it.
+    Never on the stream with the most compute. Such compute waits for the call before it on its stream, but needs
+    nothing of that call.
     """
     order = sort_order(lane, start_ns)
     by_lane, computes = lane[order], kind[order] == COMPUTE

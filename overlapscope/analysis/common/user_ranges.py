@@ -44,7 +44,8 @@ def row_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) 
 
 
 def rows_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int, share: float) -> Ints:
-    """Return the rows of all such ranges that cover this share of a pause, the innermost first."""
+    """Return the rows of all ranges, of those that `row_of_pause` looks at, which cover this share of a pause or more,
+    the innermost first."""
     notes = timeline.annotations
     covered = np.minimum(notes.end_ns, end_ns) - np.maximum(notes.start_ns, begin_ns)
     chosen = (notes.lane == lane) & (covered >= share * (end_ns - begin_ns))

@@ -162,8 +162,8 @@ def throughput(
     for step in steps:
         for rank, (at, _) in step.items():
             windows.setdefault(rank, []).append(at)
-    unseen = len(run.ranks) + 1 if cross_rank.waited_for_unseen_ns else 0
-    devices = run.world_size or max(fewest_ranks(run), unseen) or None
+    with_unseen = len(run.ranks) + 1 if cross_rank.waited_for_unseen_ns else 0
+    devices = run.world_size or max(fewest_ranks(run), with_unseen) or None
     reasons: dict[str, str] = {}
     if any(own.no_causes_reason == SAMPLED for own in timed.values()):
         parts = []

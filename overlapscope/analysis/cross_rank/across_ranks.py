@@ -21,11 +21,7 @@ from overlapscope.analysis.cross_rank.rooted_calls import left_together
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute, began, start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
-from overlapscope.analysis.cross_rank.unseen_members import (
-    unseen_reasons,
-    waited_for_unseen,
-    without_unseen,
-)
+from overlapscope.analysis.cross_rank.unseen_members import unseen_reasons, waited_for_unseen, without_unseen
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
     Split,

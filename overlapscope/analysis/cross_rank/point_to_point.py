@@ -103,7 +103,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
     for way in dict.fromkeys([*sends, *recvs]):
         sent, got = (side.get(way, np.empty(0, np.int64)) for side in (sends, recvs))
         sent, got, why = _same_messages(run, way, sent, got, clocks)
-        if why is None or sent.size:
+        if sent.size:
             pairs.append(
                 MessagePairs(
                     group=way.group, sender=way.sender, receiver=way.receiver, both_ways=way.both_ways,
@@ -169,7 +169,8 @@ def _same_messages(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -
         return none, none, apart if sent.size == got.size else _differ(run, way, sent, got, clocks)
     recorded = sent.size + got.size
     alone = recorded - 2 * ours.size
-    why = f"{alone} of its {recorded} sends and receives end together with none of the other rank's: not paired"
+    of_all = f"{alone} of its {recorded} sends and receives"
+    why = f"{of_all} end together with no single one of the other rank's: not paired"
     return ours, theirs, why if alone else None
 
 
@@ -212,7 +213,8 @@ def _nearest(times: Floats, others: Floats) -> Ints:
 
 
 def _next_nearest_ns(times: Floats, others: Floats, nearest: Ints) -> Floats:
-    """Return how far each time is from the second nearest of the others, of which it has the nearest; both in order."""
+    """Return how far each time is from the second nearest of the others; both in order. `nearest` has the place of the
+    nearest one."""
     around = np.concatenate(([-np.inf], others, [np.inf]))
     found: Floats = np.minimum(times - around[nearest], around[nearest + 2] - times)
     return found

@@ -17,8 +17,8 @@ from overlapscope.timeline.operations import SYMMETRIC, move_as_much
 from overlapscope.timeline.run import Run
 
 FEW_UNMATCHED: Final = 0.05
-"""So large a share of its calls may a rank have made alone where nothing says that members were not recorded: ranks do
-not begin and end to record at once. A choice."""
+"""A rank that made at most this share of its calls alone does not show that members were not recorded: ranks do not
+begin and end recording at the same time. A choice."""
 AS_ITS_LIKE: Final = 2.0
 """A call that takes so many times as long as its like, from when the last recorded member came, was waited in, or was
 slow. A choice: beside compute, transfers take up to about 1.5 times as long."""

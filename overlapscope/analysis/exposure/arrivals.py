@@ -24,7 +24,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     arrived_ns: Ints
     """When the last member arrived: on the rank's own clock, within the call; with uncertain clocks the earliest."""
     last: Ints
-    """The recorded rank that arrived last; not where another member may have come later (`Split.for_unseen`)."""
+    """The recorded rank that arrived last; NONE where another member may have come later (`Split.for_unseen`)."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
     began_ns: Ints

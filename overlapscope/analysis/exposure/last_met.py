@@ -28,7 +28,7 @@ NOBODY: Final = np.empty(0, np.int64)
 
 
 class Meetings(msgspec.Struct, frozen=True, kw_only=True):
-    """In which calls of a rank its members may have met; one row for each row of its `Collectives`."""
+    """In which of a rank's calls their members may have met; one row for each row of its `Collectives`."""
 
     may: Flags
     ranks: Ints

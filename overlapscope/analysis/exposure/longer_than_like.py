@@ -240,8 +240,8 @@ def _of_place(
     compute_ns: Mapping[tuple[int, int], int],
     in_any_step: Flags,
 ) -> Ints:
-    """Return the shortest of the calls at each one's place: the n-th of its kind, in alike steps with as many of it, or
-    `in_any_step` that is complete; `MOST` in too few steps."""
+    """Return the shortest of the calls at each one's place: the n-th of its kind, in steps with as many of it that are
+    alike, or, for calls `in_any_step`, complete; `MOST` in too few steps."""
     calls, found = timeline.collectives, np.full(rows.size, MOST)
     middle = float(np.median(list(compute_ns.values()))) if compute_ns else 0.0
     alike = {at for at, ns in compute_ns.items() if abs(ns - middle) <= SAME_COMPUTE * middle}

@@ -13,7 +13,7 @@ from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Activities, 
 from overlapscope.analysis.exposure.arrivals import Arrivals
 from overlapscope.analysis.exposure.last_met import Meetings, last_met
 from overlapscope.analysis.exposure.own_parts import OwnParts
-from overlapscope.analysis.exposure.owned_comm import cut, of_rows, only
+from overlapscope.analysis.exposure.owned_comm import OwnedComm, cut, of_rows, only
 from overlapscope.analysis.exposure.peer_activity import PeerQuery
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.optimizers import launch_times
@@ -88,11 +88,7 @@ def peer_waits(
     own_comm, exposed = own.own_comm, difference(cover.comm, cover.compute)
     transfer = of_rows(transfers.transfer_ns, own_comm, NONE)
     of_pipeline = of_rows(messages_between_stages(timeline), own_comm, False) & (transfer == NONE)
-    unseen_ns = of_rows(arrived_last.unseen_ns, own_comm, NONE)
-    unseen = unseen_ns != NONE
-    last = np.where(of_pipeline | unseen, NONE, of_rows(arrived_last.last, own_comm, NONE))
-    arrived = np.where(last != NONE, of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
-    arrived = np.where(unseen, unseen_ns, arrived)
+    last, arrived, unseen = _who_came_last(own_comm, arrived_last, of_pipeline)
     # Why members came apart to the first call of a recording was before it.
     at_start = unseen & of_rows(_first_calls(timeline), own_comm, False)
     for_unseen = cut(own_comm, own_comm.start_ns, arrived)
@@ -103,16 +99,11 @@ def peer_waits(
     begin, until = cut(own_comm, met, came_last)
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
-    pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
-    launched = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
-    came = when_it_came(timeline, launched, own_comm.start_ns)[held]
-    moments = np.stack([came, _began_step(timeline, own_comm.row[held])])
-    met_before, met_before_step = last_met(timeline, cover, own_comm.row[held], moments, last[held], members, meets)
-    before = Intervals(np.minimum(met_before, came), came)
+    waits = Intervals(begin[held], until[held])
+    pieces, asked = parts_inside(waits, exposed)
+    before, step_met = _since_they_met(timeline, own_comm, held, cover, last[held], members, meets)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
-    waited_ns = _waited_for_it(
-        timeline, own_comm.row[held], Intervals(begin[held], until[held]), last[held], exposed, before
-    )
+    waited_ns = _waited_for_it(timeline, own_comm.row[held], waits, last[held], exposed, before)
     own_did, own_messages = _own_before(timeline, cover, did, before, came_last[held], accounted, waited_ns)
     apart = np.maximum(_began_later(timeline.rank, last[held], began_ns) - start_wait_ns[held], 0)
     return PeerWaits(
@@ -133,9 +124,18 @@ def peer_waits(
         accounted=accounted,
         query=PeerQuery(windows=Intervals(before.starts, came_last[held]), others=last[held]),
         began_later=np.where(before.starts <= cover.first_ns, apart, 0),
-        # What is no end of a call is the begin of the recording.
-        step_met=np.where(met_before_step > cover.first_ns, met_before_step, NONE),
+        step_met=step_met,
     )
+
+
+def _who_came_last(own_comm: OwnedComm, arrived: Arrivals, of_pipeline: Flags) -> tuple[Ints, Ints, Flags]:
+    """Return who came last to the call that owns each part of a rank's communication, NONE where that is not known or
+    counts as waiting for a pipeline; when, else when the part begins; and whether that one was not recorded."""
+    unseen_ns = of_rows(arrived.unseen_ns, own_comm, NONE)
+    unseen = unseen_ns != NONE
+    last = np.where(of_pipeline | unseen, NONE, of_rows(arrived.last, own_comm, NONE))
+    arrived_ns = np.where(last != NONE, of_rows(arrived.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    return last, np.where(unseen, unseen_ns, arrived_ns), unseen
 
 
 def _first_calls(timeline: RankTimeline) -> Flags:
@@ -161,6 +161,20 @@ def _began_later(rank: int, others: Ints, began_ns: Mapping[int, float]) -> Ints
     own_ns, known = began_ns[rank], values_in(others)
     later = [max(round(began_ns.get(other, own_ns) - own_ns), 0) for other in known.tolist()]
     return np.array(later, np.int64)[np.searchsorted(known, others)]
+
+
+def _since_they_met(
+    timeline: RankTimeline, own_comm: OwnedComm, held: Ints, cover: Coverage, others: Ints,
+    members: Mapping[str, Ints], meets: Meetings,
+) -> tuple[Intervals, Ints]:  # fmt: skip
+    """Return the time since a rank and each of the `others` last met until it came to the call of each part `held`; and
+    when they had met before the first call of its step, NONE where that is not known."""
+    launched = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
+    came, rows = when_it_came(timeline, launched, own_comm.start_ns)[held], own_comm.row[held]
+    moments = np.stack([came, _began_step(timeline, rows)])
+    met, met_before_step = last_met(timeline, cover, rows, moments, others, members, meets)
+    # What is no end of a call is the begin of the recording.
+    return Intervals(np.minimum(met, came), came), np.where(met_before_step > cover.first_ns, met_before_step, NONE)
 
 
 def _began_step(timeline: RankTimeline, rows: Ints) -> Ints:
@@ -190,8 +204,8 @@ def _waited_for_it(
     """Return for how long, within each window `before` a call, a device had waited already for the rank that came last
     to it: in earlier calls, without computing; in no messages, in which ranks wait in turn.
 
-    `waits` are those in each of the calls `rows`, for ranks `last`. Without a device none of it is returned: what a
-    host does beside its calls decides when it comes to the next.
+    `waits` are those in each of the calls `rows`, for ranks `last`. 0 without a device: what a host does beside
+    its calls decides when it comes to the next.
     """
     found = np.zeros(last.size, np.int64)
     messages = rows_named(timeline.collectives.op, timeline.names, POINT_TO_POINT.__contains__)[rows]

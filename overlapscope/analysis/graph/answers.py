@@ -170,7 +170,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     inside_ns: int = 0
     """... and how long they last."""
     step: int | None = None
-    """Of a `host` link with a long pause that lay mostly in the mark of one step: its number."""
+    """Of a `host` link that has a long pause, and lay mostly in the mark of one step: the number of that step."""
     op: str | None = None
     """Operation that made this call, or that launched this span ..."""
     in_op: bool = False

@@ -193,7 +193,7 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> JobReplay | str:
     """Return the replay of a job's steps, or the reason why its graph may not answer."""
-    if (why_not := _lacks(run, cross_rank)) is not None:
+    if (why_not := _refusal(run, cross_rank)) is not None:
         return why_not
     ranks, graphs = run.ranks, graphs or BuiltGraphs(run)
     annotated = any(size(each.steps) for each in ranks.values())
@@ -246,8 +246,8 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     )
 
 
-def _lacks(run: Run, cross_rank: CrossRank) -> str | None:
-    """Return what a recording lacks for a replay of its job; None where that is nothing."""
+def _refusal(run: Run, cross_rank: CrossRank) -> str | None:
+    """Return why no graph of a job is built for a replay; None where one is."""
     ranks = run.ranks
     if not ranks or not all(each.has_device for each in ranks.values()):
         return NO_DEVICE

@@ -1,12 +1,14 @@
-"""Find the pauses of hosts that are in a known kind of host work, as a checkpoint, by their ranges and functions."""
+"""Find the pauses of hosts that are in a known kind of host work, such as a checkpoint, by ranges and functions."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.common.host_work import EVERY, HostWork, host_work, work_of_stack
+from overlapscope.analysis.common.host_work import EVERY, HostWork, work_of_names, work_of_stack
 from overlapscope.analysis.common.user_ranges import rows_of_pause
 from overlapscope.analysis.pauses.costly_pauses import AT_ONE_PLACE, CostlyPause, costliest_place
 from overlapscope.timeline.columns import Ints
@@ -30,11 +32,12 @@ def known_work(run: Run, found: Sequence[CostlyPause]) -> tuple[HostWork, list[C
     between, _ = costliest_place(found)
     there = [each for each in found if (each.before, each.after) == between]
     at_place = _work_of_function(run, max(there, key=lambda each: each.paused_ns))
+    usual_ns = cache(partial(_usual_ns, run))  # many pauses are of one rank, in one kind of work
     inside: defaultdict[str, list[CostlyPause]] = defaultdict(list)
     for each in found:
         by_range = _work_of_range(run, each)
         work = by_range or (at_place if (each.before, each.after) == between else None)
-        if work is not None and (by_range is None or _lasts_so_long(run, each, work)):
+        if work is not None and (by_range is None or usual_ns(each.rank, work.named) >= USUAL * each.paused_ns):
             inside[work.id].append(each)
     least_ns = AT_ONE_PLACE * sum(each.idle_ns for each in found)
     for work in EVERY:
@@ -47,17 +50,16 @@ def _work_of_range(run: Run, pause: CostlyPause) -> HostWork | None:
     """Return the work that the innermost range tells which covers a pause and tells any."""
     timeline = run.ranks[pause.rank]
     rows = rows_of_pause(timeline, pause.lane, pause.start_ns, pause.end_ns, MOST_OF_PAUSE)
-    return host_work(timeline.names[code] for code in timeline.annotations.name[rows].tolist())
+    return work_of_names(timeline.names[code] for code in timeline.annotations.name[rows].tolist())
 
 
-def _lasts_so_long(run: Run, pause: CostlyPause, work: HostWork) -> bool:
-    """Return whether ranges of this work on the rank last about as long as the pause, in the median."""
-    lengths = range_lengths(run, pause.rank, work.named.search)
-    return float(np.median(lengths)) >= USUAL * pause.paused_ns
+def _usual_ns(run: Run, rank: int, named: re.Pattern[str]) -> float:
+    """Return how long the ranges of a rank are in whose names this is found, in the median, in ns."""
+    return float(np.median(range_lengths(run, rank, named.search)))
 
 
 def range_lengths(run: Run, rank: int, named: Callable[[str], object]) -> Ints:
-    """Return how long all ranges of a rank are of whose names this is true, in ns."""
+    """Return how long each range of a rank is whose name `named` accepts, in ns."""
     notes, names = run.ranks[rank].annotations, run.ranks[rank].names
     lengths: Ints = (notes.end_ns - notes.start_ns)[rows_named(notes.name, names, named)]
     return lengths

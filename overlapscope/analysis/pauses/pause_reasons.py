@@ -74,7 +74,7 @@ class PauseReason(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """In words, as a title ends."""
     work: str | None = None
-    """The kind of host work (`HostWork.id`) that they are in; the rest is not asked then."""
+    """The kind of host work (`HostWork.id`) that they are in; the rest but `wait_or_not` is not asked then."""
     does: str | None = None
     """The range that hosts are in whenever they pause, where that is no accident; the rest but `may_compile` is not
     asked then."""

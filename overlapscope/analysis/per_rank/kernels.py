@@ -50,7 +50,7 @@ class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
     usual_ns: float
     """Time that its kernels would take at the usual speed. Of those that do unlike work in their calls, as large and
     small matrix products of one name and grid, the usual time is not known: they are as slow as the others. Nor is it
-    of those with a grid of their own whose blocks take unlike longer than others': their blocks do other work."""
+    of those with a grid of their own whose blocks take much longer or shorter than others': these do other work."""
     sized: float = 1.0
     """Share of the compute time in kernels whose grids may measure their work: not those that have others in each
     step."""
@@ -123,8 +123,8 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def expected_ns(self, table: KernelTotals, name: Codes) -> tuple[Floats, Flags]:
-        """Return the usual time of a rank's kernels: by name and grid, else by blocks; NaN where neither is known. And
-        which of them are by blocks."""
+        """Return the usual time of a rank's kernels, by name and grid, else by blocks (NaN where neither is known); and
+        of which no other rank has the grid."""
         grid = np.searchsorted(self.blocks, table.blocks)
         times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
         by_block = np.where(table.blocks == NONE, np.nan, self.speeds_ns[name] * table.blocks)

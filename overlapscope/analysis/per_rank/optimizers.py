@@ -45,7 +45,7 @@ def optimizer_begins(timeline: RankTimeline) -> Ints:
 
 def follow_optimizer(timeline: RankTimeline) -> Flags:
     """Return which calls were launched after the last optimizer of their step, without most of its compute between
-    them: in steps whose marks begin after backward, gradients follow that. None where no optimizer is marked."""
+    them: in steps whose marks begin after backward, gradients follow that. Without marks of optimizers no call does."""
     calls, steps = timeline.collectives, timeline.steps
     launch = launch_times(timeline, np.arange(calls.op.size))
     step = np.searchsorted(steps.start_ns, launch, side="right") - 1

@@ -31,6 +31,7 @@ FEWEST_OTHERS: Final = 2
 LEAST: Final = 0.1
 """Both sides hold at least this share of what its kernels usually take. A choice."""
 MOST_PEERS: Final = 8
+"""Limit on the peers whose kernels are read."""
 ONLY_STEP: Final = "only_step"
 """The evidence of the one step in which it takes longer, ..."""
 ENDS_THERE: Final = "only_step_is_last"

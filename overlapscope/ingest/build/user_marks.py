@@ -16,8 +16,8 @@ family is the ranges of one thread whose names are equal except for a number at 
   range `step` around the optimizer alone does not.
 
 vLLM's ranges of a batch (`execute_context_0(0)_generation_112(112)`) mark steps, too, where they cover nearly all of
-the time, one after the other, and all of them fill prompts, none does, or they are of two lengths: means stand first
-then. Of others the median would be of those that fill no prompts, which may take less of the time.
+the time, one after the other, and all of them fill prompts, none does, or they are of two lengths, as the mean step is
+shown first then. Of others the median step would be one that fills no prompts, and such may take less of the time.
 
 Of several families, our own marks come first, then the profiler's, then numbered ones, then the one that covers the
 most time. Rising numbers are the steps' numbers; otherwise steps are counted from 0 in order.

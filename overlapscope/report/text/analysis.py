@@ -222,7 +222,7 @@ def sentence(analysis: Analysis) -> str:
 
 
 def first_sentence(analysis: Analysis) -> str:
-    """Return the main figures in a sentence, of a run with times: of the mean step where `mean_step` says so."""
+    """Return the main figures in a sentence, of a run with times: of the mean step where that stands first."""
     few, mean = few_communicate(analysis.headline), analysis.mean_step
     if few is not None:
         return few_text(analysis.headline, few)
@@ -619,8 +619,8 @@ def idle_text(analysis: Analysis) -> str:
 def idle_of_steps(analysis: Analysis) -> tuple[float, str]:
     """Return the idle time that the causes add up to, and in words of which steps it is.
 
-    That is the median step's, where it shows what steps are idle for: not where few of them have most of it, nor beside
-    as many that are cut short, which the causes are without.
+    That is the mean step's where that is the main figure; else the median step's, where it shows what steps are idle
+    for: not where few of them have most of it, nor beside as many that are cut short, which the causes are without.
     """
     head, mean = analysis.headline, analysis.mean_step
     median_ns, usual = head.idle_ns or 0, f"a {head.window}"

@@ -284,8 +284,9 @@ def _together(held: Sequence[Straggler], analysis: Analysis) -> str:
 
 
 def _delayed(each: Straggler, analysis: Analysis, who: str) -> str:
-    """Return the delay of a straggler, which counts a lead that lasts once: empty where its removal gains more, or
-    truth may be less, as others may have come after it, or more, as some of its calls could not be matched."""
+    """Return the delay of a straggler, which counts a lead that lasts once; at least that, where many of its calls
+    could not be matched. Empty where its removal gains more, and where such a rank is perhaps not the last one: the
+    delay may then be more or less."""
     more = has_unmatched(analysis, [each.rank])
     if (each.removal_ns or 0) > each.blame_ns or (more and not comes_last(analysis, each.rank)):
         return ""

@@ -80,20 +80,20 @@ def exposed_causes_text(analysis: Analysis) -> str:
 
 
 class LargestCause(msgspec.Struct, frozen=True, kw_only=True):
-    """The first row of that table."""
+    """The first row of the table of causes."""
 
     label: str
     ns: float
     share: float
-    """Of the exposed time that milliseconds are of."""
+    """Of the exposed time of the step that `ns` is of."""
     causes: Sequence[str]
     """The largest first."""
     of_mean: bool
-    """Whether milliseconds are those of the mean step."""
+    """Whether that is the mean step."""
 
 
 def largest_cause(analysis: Analysis) -> LargestCause | None:
-    """Return the first row of that table; None without one, and where the shown step has none of it."""
+    """Return the first row of the table of causes; None without one, and where the shown step has none of it."""
     if not _has_causes(analysis):
         return None
     sums = _Sums.of(analysis)
@@ -106,7 +106,7 @@ def largest_cause(analysis: Analysis) -> LargestCause | None:
 
 
 def exposed_by_cause(analysis: Analysis) -> tuple[dict[str, float], bool]:
-    """Return the times of that table by single cause, in nanoseconds, and whether they are of the mean step."""
+    """Return the nanoseconds of the table of causes by single cause, and whether they are of the mean step."""
     sums = _Sums.of(analysis)
     found = {cause: sums.shown_ns([cause]) for cause in sums.ordered()}
     return {cause: ns for cause, ns in found.items() if ns}, sums.mean_ns is not None

@@ -114,9 +114,9 @@ def open_parquet(file: Any) -> pq.ParquetFile:
     Raises OSError, or pyarrow.ArrowException if it is damaged; reading from it raises the same.
     """
     opened = pq.ParquetFile(file, page_checksum_verification=True)
-    groups = sum(opened.metadata.row_group(each).num_rows for each in range(opened.num_row_groups))
-    if groups != opened.metadata.num_rows:  # no checksum is of the footer: a flipped bit there would leave out rows
-        raise pa.ArrowInvalid(f"the footer says {opened.metadata.num_rows} rows, its row groups {groups}")
+    rows = sum(opened.metadata.row_group(each).num_rows for each in range(opened.num_row_groups))
+    if rows != opened.metadata.num_rows:  # no checksum is of the footer: a flipped bit there would leave out rows
+        raise pa.ArrowInvalid(f"the footer says {opened.metadata.num_rows} rows, its row groups {rows}")
     return opened
 
 

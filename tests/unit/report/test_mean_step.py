@@ -221,7 +221,7 @@ def of_steps(lengths: Sequence[int], exposed_ms: Sequence[int], idle_ms: Sequenc
         replace(each, exposed_comm_ns=exposed * MS, overlapped_ns=exposed * MS, idle_ns=idle * MS, copy_only_ns=0,
                 start_of_recording_ns=0, outside_ns=0, compute_only_ns=(length - 2 * exposed - idle) * MS)
         for each, length, exposed, idle in zip(
-            analysis.headline.job_steps, lengths, exposed_ms, idle_ms, strict=False
+            analysis.headline.job_steps, lengths, exposed_ms, idle_ms, strict=True
         )
     ]  # fmt: skip
     exposed_ns, idle_ns, step_ns = (round(median(each) * MS) for each in (exposed_ms, idle_ms, lengths))

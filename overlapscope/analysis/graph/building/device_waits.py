@@ -108,16 +108,8 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     by, launched = calls.launched_by, calls.launched_by >= 0
     begin = np.append(calls.begin_ns, NONE)[by]
     returned = np.append(calls.end_ns, NONE)[by]
-    latency = _launch_latency((start - begin)[launched])
-    descheduled = launched & (returned - begin > LONG_CALL_NS) & (start >= returned)
-    submitted = np.where(descheduled, returned, begin)
-    arrived = np.where(launched, np.minimum(submitted + latency, start), LONG_AGO)
-    edges = [
-        edges_of(
-            np.where(descheduled, calls.row.size + by, by)[launched], first_start + at[launched], LAUNCH, RECORDED,
-            (arrived - submitted)[launched],
-        )
-    ]  # fmt: skip
+    arrived, launches = _launches(spans, calls, begin, returned)
+    edges = [launches]
 
     before = before_on_lane(spans.lane)
     follows, prev = before >= 0, np.maximum(before, 0)
@@ -157,6 +149,23 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
         edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))), serves=serves,
         asked_ns=asked_for(spans, launched, made, serves),
     )  # fmt: skip
+
+
+def _launches(spans: Spans, calls: HostCalls, begin: Ints, returned: Ints) -> tuple[Ints, Edges]:
+    """Return when each span arrived at its stream, `LONG_AGO` where no launch was recorded, and edges from launches.
+
+    `begin` and `returned` say when the call that launched each span began and ended.
+    """
+    by, start, launched = calls.launched_by, spans.start_ns, calls.launched_by >= 0
+    latency = _launch_latency((start - begin)[launched])
+    descheduled = launched & (returned - begin > LONG_CALL_NS) & (start >= returned)
+    submitted = np.where(descheduled, returned, begin)
+    arrived = np.where(launched, np.minimum(submitted + latency, start), LONG_AGO)
+    edges = edges_of(
+        np.where(descheduled, calls.row.size + by, by)[launched], 2 * calls.row.size + np.flatnonzero(launched), LAUNCH,
+        RECORDED, (arrived - submitted)[launched],
+    )  # fmt: skip
+    return arrived, edges
 
 
 def _launch_latency(taken: Ints) -> int:

@@ -59,7 +59,7 @@ def test_messages_of_devices_of_which_one_recorded_more_are_paired_by_their_ends
     found = match_and_align(job({0: calls[0], 1: calls[1][left_out:]}, (PAIR,))).pairs
     assert (found.matched, found.unmatched) == (matched, left_out)
     assert paired(found) == [(k + left_out, k) for k in range(matched)]
-    assert f"{left_out} of its {16 - left_out} sends and receives end together with none" in found.reasons[0]
+    assert f"{left_out} of its {16 - left_out} sends and receives end together with no single one" in found.reasons[0]
 
 
 @pytest.mark.parametrize(("every_us", "matched"), [(150, 0), (400, 5)])

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.host_work import EVERY, host_work, work_of_stack
+from overlapscope.analysis.common.host_work import EVERY, work_of_names, work_of_stack
 from tests.unit.analysis.pauses.pausing import Pauses, advice, in_range, in_turn, named, run
 
 
@@ -40,14 +40,14 @@ from tests.unit.analysis.pauses.pausing import Pauses, advice, in_range, in_turn
     ],
 )
 def test_names_tell_the_kind_of_work(name: str, kind: str | None) -> None:
-    found = host_work([name])
+    found = work_of_names([name])
     assert (None if found is None else found.id) == kind
 
 
 def test_functions_of_the_program_around_the_innermost_say_nothing() -> None:
     innermost = "torch/distributed/distributed_c10d.py(2500): all_gather_object"
     outer = "train.py(9): save_checkpoint_and_train"
-    assert work_of_stack([outer, innermost, "<built-in method dumps>"]) is host_work([innermost])
+    assert work_of_stack([outer, innermost, "<built-in method dumps>"]) is work_of_names([innermost])
     assert work_of_stack([outer, "model.py(3): forward"]) is None
     assert work_of_stack([]) is None
 
@@ -57,7 +57,7 @@ def test_functions_of_the_program_around_the_innermost_say_nothing() -> None:
     [("all_gather_object", "all_gather_into_tensor"), ("torch.save", "async_save"), ("log_metrics", "QueueHandler")],
 )
 def test_pauses_in_known_work_are_that_work_and_no_accident(name: str, code: str) -> None:
-    work = host_work([name])
+    work = work_of_names([name])
     assert work is not None
     job = in_range(f"## {name} ##", launches=True)
     (found,) = named(job)
