@@ -10,6 +10,7 @@ from overlapscope.analysis.common.cause_table import EXPOSED_WAIT, START_OF_RECO
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import PARTS, Headline, StepOfJob, few_communicate
+from overlapscope.analysis.job_step.two_kinds import TwoKinds, two_kinds
 from overlapscope.analysis.result import (
     Analysis,
     Because,
@@ -19,7 +20,6 @@ from overlapscope.analysis.result import (
     overlapping_ns,
     without_outliers,
 )
-from overlapscope.analysis.two_kinds import TwoKinds, two_kinds
 from overlapscope.timeline.two_lengths import FEWEST
 
 OVERLAP: Final = 0.02

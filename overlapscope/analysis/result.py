@@ -26,12 +26,12 @@ from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, Link
 from overlapscope.analysis.job_step.headline import ALIKE, SHORTER, Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.job_step.two_kinds import TwoKinds
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.source_tables import Told
 from overlapscope.analysis.stragglers.stragglers import Straggler
-from overlapscope.analysis.two_kinds import TwoKinds
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 NEARLY_ALL_LATE = 0.9

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.job_step.headline import Headline, StepOfJob, unusual_in_calls
-from overlapscope.analysis.two_kinds import two_kinds
+from overlapscope.analysis.job_step.two_kinds import two_kinds
 
 MS = 1_000_000
 
