@@ -17,7 +17,7 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test tests environments lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
+.PHONY: demo test test-all tests environments lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
   test-lowest test-pythons test-hosts test-py313 check-wheel release schema clean
 
 demo: $(READY)
@@ -27,8 +27,13 @@ demo: $(READY)
 # Under `make -j2` the wheel is built beside the tests, many of which wait for each other's processes.
 test: tests check-wheel
 
+# And what is marked `slow`: jobs, browsers and drawn recordings beyond those that `make test` has of each kind.
+test-all: TESTS := not long
+test-all: tests check-wheel
+
+TESTS ?= not long and not slow
 tests: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(TESTS)"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -117,7 +122,7 @@ check-wheel: docs
 
 # What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there; then
 # the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="torch" leaves most of them out).
-SDIST_TESTS ?= not long
+SDIST_TESTS ?= not long and not slow
 release: $(VENV)/.release docs
 	$(BIN)/python tests/check_release.py -n $(WORKERS) -m "$(SDIST_TESTS)"
 
@@ -146,7 +151,7 @@ TELLS_PYTHONS_APART := inputs/test_archives \
   parallel/test_write_run
 test-py313: $(READY313)
 	@if test -n "$(READY313)"; then \
-	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not long" \
+	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not long and not slow" \
 	    $(foreach name,$(TELLS_PYTHONS_APART),tests/unit/$(name).py); \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
 
@@ -156,18 +161,18 @@ schema: $(READY)
 	  $(BIN)/python -m overlapscope.report.formats.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 
+# Modules are compiled when first imported: of large packages, few are.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
 
 $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
-# After the other environment, never beside it: both build in this tree. Modules are compiled when first imported: of large
-# frameworks, few are.
+# After the other environment, never beside it: both build in this tree.
 .venv313/.ready: pyproject.toml constraints.txt | $(READY)
 	test -x .venv313/bin/python || $(call python_of,3.13) -m venv .venv313
 	.venv313/bin/python -m pip install -q --no-compile -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema

@@ -93,6 +93,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return job
 
 
+@pytest.mark.slow
 def test_three_ranks_end_with_the_same_bits_with_and_without_us(tmp_path: Path) -> None:
     trained = passed(train("bits", tmp_path, world=3))
     assert trained.results[0]
@@ -162,6 +163,7 @@ def test_events_mode_has_phases_collectives_and_a_breakdown_that_adds_up(recorde
             assert step.compute_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_tokens_a_second_and_goodput_agree_with_the_jobs_own_timers(mode: str, tmp_path: Path) -> None:
     """Each step took at most the time from before to after its block, and at least the time inside it."""
@@ -189,6 +191,7 @@ def test_tokens_a_second_and_goodput_agree_with_the_jobs_own_timers(mode: str, t
     assert its.exposed_gpu_hours_a_day is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_amounts_that_are_none_are_warnings_and_never_reach_training(mode: str, tmp_path: Path) -> None:
     trained = passed(train("bad_amounts", tmp_path, world=1, mode=mode))
@@ -202,6 +205,7 @@ def test_amounts_that_are_none_are_warnings_and_never_reach_training(mode: str, 
     assert its.samples.per_step == 4
 
 
+@pytest.mark.slow
 def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     trained = passed(train("ddp_hook", tmp_path))
     without = passed(train("ddp_hook", tmp_path, mode="without"))
@@ -209,6 +213,7 @@ def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     assert len(overlapscope.load(tmp_path / "run").table("collectives", 0)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_transfers_of_a_hook_are_recorded_in_both_modes(mode: str, tmp_path: Path) -> None:
     trained = passed(train("ddp_hook", tmp_path, mode=mode))
@@ -222,6 +227,7 @@ def test_transfers_of_a_hook_are_recorded_in_both_modes(mode: str, tmp_path: Pat
         assert sent == [each for each in trained.results[0]["bucket_bytes"] for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "said"),
     [
@@ -248,6 +254,7 @@ def test_fsdp2_gathers_and_scatters_are_recorded(mode: str, tmp_path: Path) -> N
         assert {"0", "2"} <= set(calls.module.dropna())
 
 
+@pytest.mark.slow
 def test_plain_collectives_of_two_groups_are_kept_apart(tmp_path: Path) -> None:
     passed(train("plain", tmp_path))
     run = overlapscope.load(tmp_path / "run")
@@ -262,6 +269,7 @@ def test_plain_collectives_of_two_groups_are_kept_apart(tmp_path: Path) -> None:
     assert {"data", "comm:own transport"} <= set(notes.name)
 
 
+@pytest.mark.slow
 def test_calls_are_numbered_alike_on_every_rank_unless_members_exchange_in_pairs(tmp_path: Path) -> None:
     passed(train("uneven_pairs", tmp_path, world=3))
     run = overlapscope.load(tmp_path / "run")
@@ -276,6 +284,7 @@ def test_calls_are_numbered_alike_on_every_rank_unless_members_exchange_in_pairs
     assert all(row.estimate == "matched" for row in of_world)
 
 
+@pytest.mark.slow
 def test_a_message_is_recorded_with_the_rank_of_the_world_that_it_goes_to_or_comes_from(tmp_path: Path) -> None:
     passed(train("uneven_pairs", tmp_path, world=3))
     run = overlapscope.load(tmp_path / "run")
@@ -291,6 +300,7 @@ def test_a_message_is_recorded_with_the_rank_of_the_world_that_it_goes_to_or_com
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_a_wait_for_the_buffers_of_ddp_is_no_compute(mode: str, tmp_path: Path) -> None:
     passed(train("late_buffers", tmp_path, mode=mode))
@@ -302,6 +312,7 @@ def test_a_wait_for_the_buffers_of_ddp_is_no_compute(mode: str, tmp_path: Path) 
         assert (step.compute_ns or 0) <= 0.3 * (step.window_ns or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mode: str, tmp_path: Path) -> None:
     passed(train("own_transport", tmp_path, world=1, mode=mode))
@@ -318,6 +329,7 @@ def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mo
         assert step.compute_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_a_users_exception_passes_through_unchanged_and_the_run_is_kept(mode: str, tmp_path: Path) -> None:
     trained = passed(train("failing", tmp_path, world=1, mode=mode))
@@ -337,6 +349,7 @@ def test_a_killed_rank_leaves_the_others_readable_and_is_named_missing(tmp_path:
     assert len(run.table("steps", 0)) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_termination_writes_the_run_and_ends_the_process_all_the_same(mode: str, tmp_path: Path) -> None:
     trained = train("terminated", tmp_path, world=1, mode=mode)
@@ -346,6 +359,7 @@ def test_termination_writes_the_run_and_ends_the_process_all_the_same(mode: str,
     assert "terminated" in str(run.run.ranks[0].recorded["failures"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str, tmp_path: Path) -> None:
     trained = passed(train("handles_its_end", tmp_path, world=1, mode=mode))
@@ -354,6 +368,7 @@ def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str,
     assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(mode: str, tmp_path: Path) -> None:
     trained = train("hanging", tmp_path, mode=mode, terminate=0)
@@ -363,12 +378,14 @@ def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(mo
     assert "terminated" in str(run.run.ranks[0].recorded["failures"])
 
 
+@pytest.mark.slow
 def test_the_jobs_own_store_keeps_its_timeout(tmp_path: Path) -> None:
     for result in passed(train("store_timeout", tmp_path)).results:
         assert result
         assert result["after"] == result["before"]
 
 
+@pytest.mark.slow
 def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) -> None:
     passed(train("ddp", tmp_path, world=2))
     older = tmp_path / "run" / "rank_00001"
@@ -383,6 +400,7 @@ def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) ->
     assert mine.is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode: str, tmp_path: Path) -> None:
     trained = passed(train("late_groups", tmp_path, mode=mode))
@@ -393,6 +411,7 @@ def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode
     assert all(len(run.table("collectives", rank)) >= 2 for rank in run.ranks)
 
 
+@pytest.mark.slow
 def test_ranks_agree_which_steps_are_recorded(tmp_path: Path) -> None:
     first, second = passed(train("sampled", tmp_path)).results
     assert first == second
@@ -416,6 +435,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
         overlapscope.profile(tmp_path, mode="events").__enter__()
 
 
+@pytest.mark.slow
 def test_collectives_that_do_not_block_are_hidden_not_exposed(tmp_path: Path) -> None:
     trained = passed(train("hidden", tmp_path))
     for rank in overlapscope.load(tmp_path / "run").analysis().ranks:
@@ -430,6 +450,7 @@ def test_collectives_that_do_not_block_are_hidden_not_exposed(tmp_path: Path) ->
         assert any(step.overlapped_ns for step in steps)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -445,6 +466,7 @@ def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_an_unwritable_place_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder", encoding="utf-8")
@@ -453,6 +475,7 @@ def test_an_unwritable_place_is_a_warning_and_training_goes_on(tmp_path: Path) -
     assert "Traceback" not in "".join(trained.output)
 
 
+@pytest.mark.slow
 def test_without_a_shared_file_system_rank_0_has_every_ranks_columns(tmp_path: Path) -> None:
     places = [tmp_path / "host0" / "run", tmp_path / "host1" / "run"]
     trained = passed(train("ddp", tmp_path, runs=places))
@@ -460,6 +483,7 @@ def test_without_a_shared_file_system_rank_0_has_every_ranks_columns(tmp_path: P
     assert overlapscope.load(places[0]).ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_as_a_decorator_each_call_is_a_step_and_the_exit_writes_the_run(tmp_path: Path) -> None:
     trained = passed(train("decorated", tmp_path, world=1))
     assert trained.results[0]

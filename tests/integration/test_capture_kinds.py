@@ -34,6 +34,7 @@ def all_reduces(run: LoadedRun, rank: int) -> list[list[int]]:
     return [calls[calls.step == step].bytes.tolist() for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_compiled_model_trains_to_the_same_bits_and_its_buckets_are_seen(backend: str, tmp_path: Path) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
@@ -53,6 +54,7 @@ def test_a_compiled_model_trains_to_the_same_bits_and_its_buckets_are_seen(backe
     assert {"forward", "backward", "optimizer"} <= set(spans[spans.kind == "compute"].name)
 
 
+@pytest.mark.slow
 def test_uneven_inputs_under_join_do_not_hang_and_train_to_the_same_bits(tmp_path: Path) -> None:
     trained = train("uneven", tmp_path, world=3)
     first = trained.results[0]
@@ -65,6 +67,7 @@ def test_uneven_inputs_under_join_do_not_hang_and_train_to_the_same_bits(tmp_pat
             assert all(all_reduces(run, rank))
 
 
+@pytest.mark.slow
 def test_autocast_changes_no_bit_and_ddp_still_reduces_float32(tmp_path: Path) -> None:
     first = train("mixed_precision", tmp_path).results[0]
     assert first
@@ -74,6 +77,7 @@ def test_autocast_changes_no_bit_and_ddp_still_reduces_float32(tmp_path: Path) -
         assert set(calls[calls.op == "all_reduce"].dtype) == {"float32"}
 
 
+@pytest.mark.slow
 def test_no_computation_hides_a_collective_of_fsdp2_that_blocks_its_thread(tmp_path: Path) -> None:
     needs_fsdp2_without_cuda()
     results = train("fsdp_timed", tmp_path).results
@@ -86,6 +90,7 @@ def test_no_computation_hides_a_collective_of_fsdp2_that_blocks_its_thread(tmp_p
             assert 0.9 * comm_ns < sum(step.exposed_comm_ns for step in steps) < blocked_ns, mode
 
 
+@pytest.mark.slow
 def test_fsdp2_of_mixed_precision_gathers_one_type_and_reduces_the_other(tmp_path: Path) -> None:
     needs_fsdp2_without_cuda()
     train("fsdp_mixed", tmp_path)
@@ -101,6 +106,7 @@ def test_fsdp2_of_mixed_precision_gathers_one_type_and_reduces_the_other(tmp_pat
     assert set(gathers[gathers.op == "all_gather"].dtype) == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_g24_a_process_group_written_in_python_is_named_as_not_recorded(mode: str, tmp_path: Path) -> None:
     trained = train("python_group", tmp_path, mode)
@@ -115,6 +121,7 @@ def test_g24_a_process_group_written_in_python_is_named_as_not_recorded(mode: st
     assert "! rank 1: communication of process groups of the class" in trained.output[0]
 
 
+@pytest.mark.slow
 def test_a_static_graphs_buckets_are_seen(tmp_path: Path) -> None:
     trained = train("static_graph", tmp_path)
     assert trained.results[0]
@@ -124,6 +131,7 @@ def test_a_static_graphs_buckets_are_seen(tmp_path: Path) -> None:
     assert run.run.ranks[0].recorded["ddp"]["static_graph"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_a_decorated_step_of_a_job_that_takes_its_groups_down_is_recorded_whole(mode: str, tmp_path: Path) -> None:
     trained = train("decorated_ddp", tmp_path, mode)
@@ -135,6 +143,7 @@ def test_a_decorated_step_of_a_job_that_takes_its_groups_down_is_recorded_whole(
     assert all(step == trained.results[0]["bucket_bytes"] for step in all_reduces(run, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_tensor_parallel_layers_show_their_all_reduces(mode: str, tmp_path: Path) -> None:
     train("tensor_parallel", tmp_path, mode)
@@ -147,6 +156,7 @@ def test_tensor_parallel_layers_show_their_all_reduces(mode: str, tmp_path: Path
         assert all(step.exposed_comm_ns for step in run.analysis().ranks[rank].steps if step.complete)
 
 
+@pytest.mark.slow
 def test_collectives_of_two_groups_at_once_are_kept_apart_and_right(tmp_path: Path) -> None:
     result = train("crossing", tmp_path).results[0]
     assert result
@@ -163,6 +173,7 @@ def test_collectives_of_two_groups_at_once_are_kept_apart_and_right(tmp_path: Pa
         assert calls[calls.step == 3].bytes.tolist() == [4000, 8000]
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_early_keeps_its_steps_and_nobody_waits_for_it(tmp_path: Path) -> None:
     trained = train_in("ends_early", tmp_path, module="tests.integration.jobs.training_kinds")
     assert trained.codes == [0, 0], trained.output

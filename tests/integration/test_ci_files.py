@@ -102,6 +102,7 @@ def test_the_action_fails_a_regression_and_tells_why_everywhere(tmp_path: Path) 
     assert ElementTree.parse(reports / "junit.xml").find(".//failure") is not None
 
 
+@pytest.mark.slow
 def test_the_action_passes_unchanged_code_and_hides_names_where_asked(tmp_path: Path) -> None:
     code, outputs, summary, stderr = act(tmp_path, base=BASE, candidate=BASE, redact="true", reports="kept here")
     assert (code, outputs) == (0, {"exit-code": "0", "verdict": "passed"})
@@ -112,6 +113,7 @@ def test_the_action_passes_unchanged_code_and_hides_names_where_asked(tmp_path: 
     assert not any(BASE in each for each in texts.values())
 
 
+@pytest.mark.slow
 def test_the_action_gives_the_gates_own_code_where_nothing_could_be_judged(tmp_path: Path) -> None:
     code, outputs, summary, printed = act(tmp_path, base=BASE, candidate=str(tmp_path / "no $(touch owned) here"))
     assert (code, outputs, summary) == (3, {"exit-code": "3"}, "")
@@ -183,6 +185,7 @@ def test_the_action_refuses_inputs_that_mean_nothing(tmp_path: Path, given: dict
     assert "::error title=OverlapScope::input '" in printed
 
 
+@pytest.mark.slow
 def test_what_an_earlier_step_left_is_not_published_again(tmp_path: Path) -> None:
     assert act(tmp_path, base=BASE, candidate=CANDIDATE)[0] == 1
     for each in ("output", "summary"):
@@ -191,6 +194,7 @@ def test_what_an_earlier_step_left_is_not_published_again(tmp_path: Path) -> Non
     assert (code, outputs, summary) == (3, {"exit-code": "3"}, "")
 
 
+@pytest.mark.slow
 def test_a_name_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:
     code, _, _, printed = act(tmp_path, base="--help", candidate=BASE)
     assert code == 3
@@ -204,6 +208,7 @@ def test_the_action_installs_only_where_asked(tmp_path: Path) -> None:
     assert inputs_of_action()["install"] == "${{ github.action_path }}"
 
 
+@pytest.mark.slow
 def test_the_gitlab_job_ends_with_the_gates_code_and_leaves_its_reports(tmp_path: Path) -> None:
     text = (ROOT / "examples" / "ci" / "gitlab.yml").read_text(encoding="utf-8")
     script = text.partition("  script:\n")[2].partition("  artifacts:")[0]

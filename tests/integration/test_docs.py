@@ -43,7 +43,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.xdist_group("training")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.parent != ROOT)) for page in PAGES]
+)
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     for folder in ("traces", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

@@ -15,6 +15,7 @@ THREAD = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.
 DESTROYED = "import torch; torch.ours = type('', (), {'__del__': lambda self: print('destroyed', flush=True)})()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_end", [False, True])
 def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there(whole_end: bool) -> None:
     ends = {
@@ -40,12 +41,14 @@ def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there(wh
     assert ended[6].output == "destroyed\n" * whole_end
 
 
+@pytest.mark.slow
 def test_what_never_ends_is_killed_and_the_next_job_runs() -> None:
     with pytest.raises(TimeoutError, match="before"):
         start([["-c", "import time; print('before', flush=True); time.sleep(600)"]]).wait(3)
     assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["1 / 0", "import time; time.sleep(600)"])
 def test_a_file_that_is_never_written_fails_with_what_the_job_wrote_and_the_next_job_runs(
     then: str, tmp_path: Path

@@ -81,6 +81,7 @@ def lightning_package(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     return str(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lightning_package")
 def test_lightnings_steps_are_its_optimizer_steps(tmp_path: Path) -> None:
     callback = lightning.callback(tmp_path / "run", **OPTIONS)
@@ -97,6 +98,7 @@ def test_lightnings_steps_are_its_optimizer_steps(tmp_path: Path) -> None:
     assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["ddp"]["bucket_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lightning_package")
 def test_a_lightning_module_that_is_never_called_itself_has_its_forward_all_the_same(tmp_path: Path) -> None:
     trainer = hosts.LightningTrainer([lightning.callback(tmp_path / "run", **OPTIONS)], accumulate_grad_batches=2)
@@ -211,6 +213,7 @@ def test_a_second_training_is_a_recording_of_its_own(tmp_path: Path) -> None:
     assert len(whole(tmp_path / "run")) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainer_package")
 def test_counting_the_trainers_tokens_leaves_the_compilers_graph_as_it_is(tmp_path: Path) -> None:
     graphs: list[str] = []
@@ -281,6 +284,7 @@ def test_what_batches_hold_is_summed_over_a_step(tmp_path: Path) -> None:
     assert amounts(tmp_path / "run") == {"tokens": 64, "samples": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lightning_package")
 def test_samples_are_known_where_every_tensor_has_the_loaders_batch_size(tmp_path: Path) -> None:
     loader = SimpleNamespace(batch_size=4)
@@ -348,6 +352,7 @@ IDS = torch.ones(4, 8, dtype=torch.int64)
 FULL = {"tokens": 32, "samples": 4, "flops_per_device": 32 * 60}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainer_package")
 @pytest.mark.parametrize(
     ("config", "inputs", "expected"),
@@ -505,6 +510,7 @@ def test_what_is_no_engine_and_no_accelerator_is_named(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_importing_the_adapters_imports_no_host_and_no_torch() -> None:
     names = [f"overlapscope.frameworks.{each.__name__.rpartition('.')[2]}" for each in (lightning, transformers)]
     names += [f"overlapscope.frameworks.{each}" for each in ("accelerate", "deepspeed", "megatron", "torchtitan")]

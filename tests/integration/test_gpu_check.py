@@ -31,6 +31,7 @@ def test_no_check_of_this_device_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "accepted" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @without_a_device
 def test_without_a_device_there_is_one_line_and_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--gpu", "-o", str(tmp_path / "report")]) == 3

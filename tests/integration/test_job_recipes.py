@@ -82,6 +82,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
+@pytest.mark.slow
 def test_slurm(cluster: Cluster) -> None:
     printed = cluster.finish(
         cluster.start(
@@ -117,6 +118,7 @@ train.train(os.environ["RUN"])
 LATER = [pytest.param(each, marks=pytest.mark.long) for each in ("rank 1 first", "rank 0 first")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["at once", *LATER])
 def test_sigterm_with_a_disk_on_each_node_keeps_all_ranks(cluster: Cluster, signalled: str) -> None:
     # As srun does it: all tasks get the signal, and the first that ends so has the others killed.
@@ -152,6 +154,7 @@ def test_sigterm_with_a_disk_on_each_node_keeps_all_ranks(cluster: Cluster, sign
     assert "Exception raised from" not in "".join(printed)
 
 
+@pytest.mark.slow
 def test_torchrun_on_every_node(cluster: Cluster) -> None:
     nodes = [
         cluster.start(
@@ -164,6 +167,7 @@ def test_torchrun_on_every_node(cluster: Cluster) -> None:
     cluster.check()
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_keep_the_run_is_refused_before_training(cluster: Cluster) -> None:
     cluster.kept.mkdir(parents=True)
     (cluster.kept / "older").touch()

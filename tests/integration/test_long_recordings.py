@@ -55,6 +55,7 @@ def warnings_of(run: Path) -> str:
     return " ".join(text for source in overlapscope.load(run).sources for text in source.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tries", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_a_recording_killed_at_any_moment_lacks_at_most_the_last_minute(tries: int, tmp_path: Path) -> None:
     chosen = random.Random()
@@ -77,6 +78,7 @@ def test_a_recording_killed_at_any_moment_lacks_at_most_the_last_minute(tries: i
         assert len(loaded.table("collectives", 0)) == 4 * len(recorded), lasted
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_recording_of_many_parts_is_one_recording(tmp_path: Path) -> None:
     with profiled(tmp_path / "run", events_every=1) as scope:
@@ -99,6 +101,7 @@ def test_a_recording_of_many_parts_is_one_recording(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "rank_00000" / "rank.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_the_summary_of_many_parts_has_the_figures_of_analyze(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -130,6 +133,7 @@ def test_what_became_columns_counts_once_though_a_signal_ended_the_flush(tmp_pat
     assert telemetry[telemetry.name == "step_time_ns"].step.tolist() == list(range(30))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_costs_that_part(tmp_path: Path) -> None:
     with profiled(tmp_path / "run", events_every=1) as scope:
@@ -146,6 +150,7 @@ def test_a_damaged_part_costs_that_part(tmp_path: Path) -> None:
     assert missing == list(range(missing[0], missing[-1] + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_part_of_a_run_names_the_run_to_analyze(tmp_path: Path) -> None:
     with profiled(tmp_path / "run", events_every=1) as scope:
@@ -159,6 +164,7 @@ def test_a_part_of_a_run_names_the_run_to_analyze(tmp_path: Path) -> None:
             overlapscope.load(inside)
 
 
+@pytest.mark.slow
 def test_the_last_moments_are_kept_as_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlapscope.capture.parts.PARTS_KEPT", 4)
     begun_ns = []

@@ -35,6 +35,7 @@ def run(script: str, *arguments: str) -> Ended:
     return ended
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: Path) -> None:
     done = run(
         """
@@ -62,6 +63,7 @@ def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: 
     assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["failures"] == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_writes_no_run(tmp_path: Path) -> None:
     done = run(
         """
@@ -102,6 +104,7 @@ def test_a_second_sigterm_while_the_run_is_written_costs_no_run(tmp_path: Path) 
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
 
+@pytest.mark.slow
 def test_sigterm_inside_a_hook_of_ddp_which_holds_its_lock_costs_no_run(tmp_path: Path) -> None:
     done = run(
         """
@@ -167,6 +170,7 @@ def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) ->
     assert scope.guard.failures == []
 
 
+@pytest.mark.slow
 def test_children_that_are_terminated_as_soon_as_they_are_forked_end_and_their_parent_goes_on(tmp_path: Path) -> None:
     """Some of a hundred are terminated before they have left our handler."""
     done = run(
@@ -249,6 +253,7 @@ def test_files_of_others_inside_an_older_run_are_not_replaced(place: str, tmp_pa
     assert (tmp_path / "run" / "notes.txt").is_file()
 
 
+@pytest.mark.slow
 def test_time_between_steps_does_not_hold_a_step_that_was_left_alone(tmp_path: Path) -> None:
     lasts_ns = 100_000_000
     with profiled(tmp_path / "run", measure_overhead=True) as scope:
@@ -319,6 +324,7 @@ def test_a_checkpoint_that_runs_backward_inside_backward_is_one_backward(tmp_pat
         assert all(phase.end is not None for phase in record.phases)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("whole_step", [False, True])
 def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool, tmp_path: Path) -> None:
@@ -361,6 +367,7 @@ def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool
     assert breaks <= breaks_without  # on Python 3.14 one fewer, of those that torch's optimizers ask for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_r1_a_second_profiler_costs_the_recording_and_not_the_job(order: str, tmp_path: Path) -> None:
     command = ["-m", "tests.integration.exits.second_profiler", order, str(tmp_path / "run")]

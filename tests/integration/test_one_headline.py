@@ -55,6 +55,7 @@ def expected(heads: dict[str, dict[str, Any]]) -> dict[str, tuple[str, str]]:
     return {name: (in_ms(head["exposed_comm_ns"]), in_ms(head["step_ns"])) for name, head in heads.items()}
 
 
+@pytest.mark.slow
 def test_commands_that_open_one_run_agree(printed: Any, expected: dict[str, tuple[str, str]]) -> None:
     for name in RUNS:
         place = f"traces/{name}"
@@ -75,6 +76,7 @@ def test_commands_that_open_one_run_agree(printed: Any, expected: dict[str, tupl
         assert sum(map(float, rows)) == pytest.approx(float(expected[name][0]), abs=0.0005 * (len(rows) + 1))
 
 
+@pytest.mark.slow
 def test_commands_that_open_two_runs_agree(printed: Any, expected: dict[str, tuple[str, str]]) -> None:
     (exposed, step), (exposed_now, step_now) = (expected[name] for name in RUNS)
     both = ("traces/baseline", "traces/regressed")
@@ -106,6 +108,7 @@ def test_commands_that_open_two_runs_agree(printed: Any, expected: dict[str, tup
         assert (in_ms(run["exposed_ns"]), in_ms(run["step_ns"])) == expected[run["name"]]
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_headline_is_that_of_a_comparison(printed: Any, heads: dict[str, dict[str, Any]]) -> None:
     document = json.loads(printed("compare", "traces/baseline", "traces/regressed", "--json"))
     metrics = {each["name"]: each for each in document["metrics"]}
@@ -145,6 +148,7 @@ def test_the_dashboard_agrees(expected: dict[str, tuple[str, str]], heads: dict[
         assert (in_ms(exposed), in_ms(bar.whole_ns)) == expected[name]
 
 
+@pytest.mark.slow
 def test_pages_show_one_value_of_each_run(expected: dict[str, tuple[str, str]]) -> None:
     """Every line of README and docs that names a headline of a sample run has its value.
 

@@ -46,6 +46,7 @@ def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> Non
     assert beside.analysis().run.triggers == [TriggeredTrace(reason=reason, trace=folder)]
 
 
+@pytest.mark.slow
 def test_a_trace_that_a_trigger_records_has_the_transfers_of_a_communication_hook(tmp_path: Path) -> None:
     results = passed(train("hook", tmp_path, module=TRAINING)).results
     (result, other) = [each for each in results if each]
@@ -90,6 +91,7 @@ def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
     return reason + ("; handled" if "handled before" in done.output else "")
 
 
+@pytest.mark.slow
 def test_a_signal_asks_for_a_trace_and_the_handler_before_it_is_called_too(tmp_path: Path) -> None:
     reason = asked("signal", lambda pid: os.kill(pid, signal.SIGUSR2), tmp_path)
     assert reason == "signal SIGUSR2 asked for it; handled"
@@ -113,6 +115,7 @@ def test_a_trace_that_is_asked_for_just_before_the_job_ends_is_said_to_be_missin
         signal.signal(signal.SIGUSR2, before)
 
 
+@pytest.mark.slow
 def test_a_request_over_http_asks_for_a_trace_and_strangers_names_are_refused(tmp_path: Path) -> None:
     answers = []
 

@@ -169,6 +169,7 @@ def test_a_pair_of_sentences_excludes_only_itself(name: str) -> None:
     assert one != other
 
 
+@pytest.mark.slow
 def test_every_sentence_of_a_pair_is_said_of_some_run(sound: Output) -> None:
     made = [
         Job(layout=Layout()),

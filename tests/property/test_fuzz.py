@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def test_any_bytes_give_a_run_or_a_deliberate_error(content: bytes, start: bytes
     check(run_or_refusal(start + content))
 
 
+@pytest.mark.slow
 @examples(300)
 @given(trace=st.sampled_from([json.loads(text) for text in TEXTS]).flatmap(odd_documents))
 def test_any_value_in_any_place_gives_a_run_or_a_deliberate_error(trace: Any) -> None:

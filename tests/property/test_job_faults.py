@@ -31,6 +31,7 @@ def test_a_drawn_fault_costs_its_share_and_the_twin_has_none(planted: Planted) -
     assert planted.kind in FREE or LEAST <= grown <= MOST
 
 
+@pytest.mark.slow
 def test_a_drawn_job_gives_the_same_files_again(planted: Planted, tmp_path: Path) -> None:
     jobs = (replace(each.job, recorded=(0,)) for each in (planted, draw(planted.kind, 3)))
     first, again = (write_kineto(simulate(job), tmp_path / str(at))[0] for at, job in enumerate(jobs))
@@ -171,6 +172,7 @@ def advice(kind: str) -> Recommendation:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_critical_path_holds_what_decides_a_healthy_step(planted: Planted) -> None:
     if planted.healthy.expert_kernels:
         pytest.skip("sizes and groups of these calls are not recorded: waits stay on the path")

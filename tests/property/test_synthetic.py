@@ -173,6 +173,7 @@ def test_transfers_are_those_of_the_links_and_waits_what_is_left(simulated: Simu
                 assert each.wait_ns[row, at] == pytest.approx(last - start, abs=40 * job.end_jitter_ns)
 
 
+@pytest.mark.slow
 def test_causes_add_up_to_exposed_time_in_every_step(simulated: Simulated) -> None:
     for run in (run_of(simulated), some_of(run_of(simulated), (0, 1, 3))):
         analysis = analyze(run)

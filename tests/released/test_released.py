@@ -139,6 +139,7 @@ def test_an_older_baseline_is_held_against_a_run_of_this_version(released: Relea
     assert lost(released.stored("gate")["metrics"], judged["metrics"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_ingest_writes_an_older_run_anew(released: Released, name: str) -> None:
     released.run("ingest", name, "-o", "new")

@@ -58,6 +58,7 @@ def test_it_prints_what_the_readme_shows_and_writes_a_run(tmp_path: Path, capsys
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_replaced_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["dryrun", EXAMPLE, "--world", "8", "-o", str(tmp_path / "run")]
     assert ended(words, capsys)[0] == 0
@@ -72,6 +73,7 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "job.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
@@ -160,6 +162,7 @@ def test_wrong_options_are_refused(
     assert words in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["--ddp", "--fsdp2"])
 def test_a_plain_module_is_wrapped(wrapper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import torch\ndef model(): return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))"
@@ -189,6 +192,7 @@ def alone(device):
 """
 
 
+@pytest.mark.slow
 def test_a_function_is_given_the_mesh_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = write(tmp_path, OF_A_MESH)
     for name, given in (("build", ["--mesh", "dp=3,tp=2"]), ("alone", ["--world", "6"])):
@@ -207,6 +211,7 @@ def test_a_function_is_given_the_mesh_that_is_named(tmp_path: Path, capsys: pyte
     assert "write def build(device, mesh)" in err
 
 
+@pytest.mark.slow
 def test_a_plain_module_is_sharded_over_a_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = write(tmp_path, "import torch\ndef model(): return torch.nn.Sequential(torch.nn.Linear(64, 64))")
     given = ["dryrun", f"{job}:model", "--input", "4x64", "-o", str(tmp_path / "run")]
@@ -234,6 +239,7 @@ def without_sockets(folder: Path, *specs: str) -> Ended:
     return done
 
 
+@pytest.mark.slow
 def test_dry_runs_work_where_no_socket_may_be_opened(tmp_path: Path) -> None:
     kinds = ("ddp", "fsdp", "fsdp_tensor", "pipeline", "by_hand")
     specs = [f"tests.integration.jobs.dry_steps:{kind}" for kind in kinds]
@@ -241,6 +247,7 @@ def test_dry_runs_work_where_no_socket_may_be_opened(tmp_path: Path) -> None:
     assert done.code == 0, done.output
 
 
+@pytest.mark.slow
 def test_a_socket_would_have_been_seen(tmp_path: Path) -> None:
     build = write(tmp_path, "import socket\ndef build(device): socket.socket()")
     assert without_sockets(tmp_path, f"{build}:build").code == -signal.SIGSYS

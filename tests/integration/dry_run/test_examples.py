@@ -61,9 +61,13 @@ EXPECTED: dict[str, tuple[int, int, Calls]] = {
     "context_parallel": (8, 3, {("all_to_all", 8, 4 * RING): 14}),
 }
 """Of each example: ranks, the rank that is run, and its collectives."""
+AT_ONCE = ("ddp", "context_parallel")
+"""Examples that every run of the suite tries."""
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in AT_ONCE)) for name in EXPECTED]
+)
 def test_an_example_communicates_what_its_layers_say(name: str) -> None:
     world, rank, expected = EXPECTED[name]
     run = overlapscope.dryrun(find_function(f"{FOLDER / name}.py:build"), world_size=world, ranks=(rank,))

@@ -51,6 +51,7 @@ def columns(folder: Path, table: str) -> dict[str, list[int | None]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_priced_run_has_the_same_exact_columns_and_priced_times_of_its_own(tmp_path: Path) -> None:
     for name, options in (("plain", ()), ("priced", PRICED)):
         done = dry_run(tmp_path, name, "--world", "64", *options)

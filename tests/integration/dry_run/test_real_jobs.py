@@ -119,6 +119,7 @@ def products_and_waits(operations: pd.DataFrame) -> list[str]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", AT_ONCE)
 def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) -> None:
     if kind == "pipeline" and not pipelines_run_over_gloo():

@@ -52,6 +52,7 @@ def test_the_lists_hold_as_many_patches_as_promised() -> None:
     assert len(neutral()) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", _marked(regressions()))
 def test_a_seeded_regression_is_caught_with_the_line_that_launches_it(patch: Patch, judged: Judged) -> None:
     gate, folder = judged(patch)
@@ -63,6 +64,7 @@ def test_a_seeded_regression_is_caught_with_the_line_that_launches_it(patch: Pat
     assert first & lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", _marked(neutral()))
 def test_a_neutral_patch_raises_no_alert(patch: Patch, judged: Judged) -> None:
     gate, _ = judged(patch)

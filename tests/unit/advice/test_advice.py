@@ -78,6 +78,7 @@ def retold(present: dict[str, Any], best: dict[str, Any]) -> WhatIf:
 VIEW = {"gradient_as_bucket_view": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("present", "best", "title"),
     [
@@ -133,6 +134,7 @@ def test_sixteen_bits_are_not_tried_where_hosts_lack_cores() -> None:
         assert ("sixteen_bit_gradients" in [each.id for each in advise(run, known)[0]]) is tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("causes", "still", "has_device", "tried"),
     [
@@ -157,6 +159,7 @@ def test_sixteen_bits_are_not_tried_where_transfers_take_long_whatever_their_byt
     assert ("sixteen_bit_gradients" in [each.id for each in found]) is tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speed", "has_device", "tried"), [(0.49, False, True), (0.5, False, False), (0.5, True, True)]
 )
@@ -218,6 +221,7 @@ def with_views(gain: float, low: float, high: float, **more: Any) -> WhatIf:
     return change(result, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gain", "low", "high", "fires"),
     [(0.03, 0.01, 0.05, True), (0.0, -0.015, 0.015, True), (-0.01, -0.03, 0.01, False), (0.01, -0.03, 0.05, False)],
@@ -247,6 +251,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
     assert list(advised(recorded(ONE))) == ["bucket_cap"]
 
 
+@pytest.mark.slow
 def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(ONE)
     case = ddp_case_of_run(run)
@@ -296,6 +301,7 @@ def test_each_cause_of_a_late_rank_has_something_to_type(cause: str) -> None:
     assert LOOK[cause]
 
 
+@pytest.mark.slow
 def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_exposed() -> None:
     """Waiting is less than half of the time in collectives, and more than half of what is exposed."""
     run = recorded(late := replace(EACH, late=(0, 150), ticks_per_mb=80))

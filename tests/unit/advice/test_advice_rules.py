@@ -720,6 +720,7 @@ def test_a_sound_step_gets_nothing() -> None:
     assert fired(always(WORK, Sent(start=100, end=500))) == {}
 
 
+@pytest.mark.slow
 def test_where_hosts_share_cores_that_comes_first_and_no_setting_is_advised() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     together = match_and_align(run)
@@ -901,6 +902,7 @@ def test_every_rule_stands_a_run_without_anything() -> None:
     assert [rule(empty) for rule in RULES] == [None] * len(RULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_rule_raises_whatever_is_missing_or_wrong_in_the_tables(seed: int) -> None:
     drawn = random.Random(seed)

@@ -103,6 +103,7 @@ def moved(each: Item, by: float) -> Item:
     return replace(each, start=each.start + by, end=each.end + by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "items",
     [

@@ -34,6 +34,7 @@ SLOWER = Job(
 """A device becomes slower in the middle of the recording."""
 
 
+@pytest.mark.slow
 def test_the_gain_of_a_straggler_is_of_a_step_and_so_are_its_gpu_hours() -> None:
     run, _, _ = late_pair(0)
     analysis = analyze_with_advice(run)
@@ -73,6 +74,7 @@ def test_a_device_that_was_always_slower_gains_the_mean_of_all_steps() -> None:
     assert len(found.assumed) == 1
 
 
+@pytest.mark.slow
 def test_a_gain_whose_middle_is_its_least_is_given_as_at_least() -> None:
     run, _, _ = late_pair(0)
     found = next(each for each in analyze_with_advice(run).recommendations if each.id == "late_rank")
@@ -175,6 +177,7 @@ def test_where_no_host_is_late_all_idle_time_is_its_own_loss() -> None:
     assert "idles longer" not in found["idle_device"].title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "unmatched", "known"),
     [

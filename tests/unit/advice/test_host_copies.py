@@ -64,6 +64,7 @@ def test_views_between_copies_are_no_work_and_an_operation_ends_what_follows_on_
     assert said.evidence["between_copies_ns"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "items",
     [

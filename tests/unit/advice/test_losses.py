@@ -411,6 +411,7 @@ def with_map(timeline: RankTimeline) -> RankTimeline:
     return msgspec.structs.replace(timeline, names=names, collectives=msgspec.structs.replace(calls, dtype=dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calls", "marked", "elements", "named"),
     [
@@ -441,6 +442,7 @@ def test_a_step_with_next_to_no_compute_needs_more_of_it() -> None:
     assert "little_compute" not in fired(always(*COMPUTED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expected"), [("offload_copies", "copies_on_compute_stream"), ("allocator_churn", "allocator_churn")]
 )
@@ -769,6 +771,7 @@ def test_beside_gaps_idle_time_is_named_only_where_it_is_worth_it(
     assert (MEASURED_IDLE in found.measured) is (MEASURED_IDLE in measured)
 
 
+@pytest.mark.slow
 def test_hosts_without_cores_are_not_told_to_load_data_beside_the_step() -> None:
     """They pause while they fetch a batch, too."""
     found = {each.id for each in analyzed(draw("shared_cores", 1042).job).recommendations}

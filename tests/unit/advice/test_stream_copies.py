@@ -74,6 +74,7 @@ def test_short_ones_are_not() -> None:
     assert "copies_on_compute_stream" not in fired(copying(Sent(start=500, end=800), copied=(600, 615)))
 
 
+@pytest.mark.slow
 def test_a_replay_bounds_the_gain_only_where_all_ranks_were_recorded(tmp_path: Path) -> None:
     """What others copied is in the waits that a replay of few keeps."""
     write_kineto(simulate(draw("offload_copies", 3).job), tmp_path / "job")

@@ -80,6 +80,7 @@ def test_a_graph_that_is_kept_is_built_here(
     assert two_workers == [*range(RANKS)]
 
 
+@pytest.mark.slow
 def test_host_events_that_a_worker_cannot_read_are_named(place: Path, tmp_path: Path, two_workers: list[Any]) -> None:
     run = load_run(place)
     save_run(run, tmp_path / "run", version="1")
@@ -114,6 +115,7 @@ class Refused:
     def __exit__(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["dies", "refused", "one core", "a worker itself"])
 def test_without_workers_this_process_does_it(
     fault: str, place: Path, two_workers: list[Any], monkeypatch: pytest.MonkeyPatch

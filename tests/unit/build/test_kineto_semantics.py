@@ -208,6 +208,7 @@ def test_record_param_comms_around_the_launch_makes_a_kernel_communicate(folder:
     assert is_comm(one_kernel(folder, around("c10d::allreduce_", 40), around("record_param_comms")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["aten::copy_", "aten::cat", "autograd::engine", "c10d::allreduce_", "my annotation"])
 def test_only_the_innermost_range_around_the_launch_is_evidence(inner: str, folder: Path) -> None:
     for outer in ("nccl:all_reduce", "record_param_comms", "c10d::_allgather_base_"):
@@ -733,6 +734,7 @@ def test_one_device_span_makes_it_a_device_run(folder: Path) -> None:
 # --- times
 
 
+@pytest.mark.slow
 def test_kernels_at_time_0_are_left_out_where_all_others_are_hours_later(folder: Path) -> None:
     for dialect in DIALECTS:
         sound = load(folder, training(), dialect)
@@ -767,6 +769,7 @@ def relative(run: LoadedRun) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_all_dialects_of_a_trace_give_the_same_nanoseconds(all_of_them: bool, folder: Path) -> None:
     events = training(3)

@@ -76,6 +76,7 @@ def test_too_few_steps_have_no_cost() -> None:
     assert overhead([], []) is None
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_true_cost_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     captured = [number % 2 == 0 for number in range(101)]

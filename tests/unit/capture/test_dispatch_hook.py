@@ -56,6 +56,7 @@ def functional(op: str) -> None:
 
 
 # Names of torch 2.4, which later versions warn of.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_functional_collectives_and_their_waits_are_seen(op: str, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_small_runs_are_left_as_they_are(
     assert not (place / CACHE_NAME).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["a table", "a copy", "run.json", "a rank more", "a rank gone", "our code", "another name"]
 )
@@ -98,6 +99,7 @@ def test_a_link_in_its_place_is_neither_read_nor_followed(
     assert not (place / CACHE_NAME).is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [["--json"], []])
 @pytest.mark.parametrize(
     "damage",

@@ -362,6 +362,7 @@ def test_data_goes_to_stdout_and_nothing_else_does(trace: Path) -> None:
     assert b"\x1b" not in warned.stderr + warned.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--json",), ("--all",)])
 def test_a_reader_that_goes_away_is_no_error(options: tuple[str, ...], trace: Path) -> None:
     reading, writing = os.pipe()
@@ -377,6 +378,7 @@ def test_a_reader_that_goes_away_is_no_error(options: tuple[str, ...], trace: Pa
     assert done.stderr == b""
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_gets_an_answer(folder: Path) -> None:
     path = rankless(folder, "caf\u00e9.json")
     for options in ((), ("--json",)):
@@ -385,6 +387,7 @@ def test_a_terminal_that_knows_only_ascii_gets_an_answer(folder: Path) -> None:
         assert done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_loads_nothing_heavy(verb: str) -> None:
     help_of = f"main({[*([verb] if verb else []), '--help']!r})"
@@ -431,6 +434,7 @@ def test_the_command_is_there_as_a_module_too() -> None:
     assert done.stdout.startswith(b"overlapscope ")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_whole_is_not_left_half(tmp_path: Path) -> None:
     out = tmp_path / "analysis.json"
     done = subprocess.run(

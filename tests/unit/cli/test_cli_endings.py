@@ -46,6 +46,7 @@ def test_a_fault_of_ours_is_not_said_to_be_the_machines(monkeypatch: pytest.Monk
         main(["analyze", str(ROOT / "traces" / "baseline")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_streams_that_are_closed_are_written_to_by_nobody(closed: str, tmp_path: Path) -> None:
     words = f"{sys.executable} -m overlapscope analyze {ROOT / 'traces' / 'baseline'} --json -o out.json {closed}"

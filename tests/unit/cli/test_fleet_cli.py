@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_the_table_names_host_job_and_worst_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--fleet", str(folder)]) == 0
     told = capsys.readouterr()
@@ -48,6 +49,7 @@ def test_the_table_names_host_job_and_worst_run(folder: Path, capsys: pytest.Cap
     assert "broken/run.json" in warning[0]
 
 
+@pytest.mark.slow
 def test_the_json_is_of_the_published_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--fleet", str(folder), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -62,6 +64,7 @@ def test_the_json_is_of_the_published_schema(folder: Path, capsys: pytest.Captur
     assert len(document["left_out"]) == 1
 
 
+@pytest.mark.slow
 def test_runs_whose_host_events_are_damaged_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where that is seen at once, where it is seen when they are read, and where the run's analysis was stored."""
     for name in ("whole", "late", "at_once", "stored"):
@@ -109,6 +112,7 @@ def test_what_makes_no_fleet_is_refused(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_saved_fleet_is_no_input_of_a_report_and_is_refused_by_name(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

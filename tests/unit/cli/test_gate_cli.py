@@ -56,6 +56,7 @@ def calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads((tmp_path / "floor.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_calibrated_floor_is_valid_used_and_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jsonschema.Draft202012Validator(schema_of("floor")).validate(calibrated(tmp_path, capsys))
     document = gated(capsys, 1, BASE, CANDIDATE, "--floor", "floor.json")
@@ -89,6 +90,7 @@ def test_exit_code_2_usage_and_policy(tmp_path: Path, capsys: pytest.CaptureFixt
         )
 
 
+@pytest.mark.slow
 def test_exit_code_3_nothing_usable_or_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, 3, "gate", BASE, tmp_path / "nothing_here")
     (tmp_path / "text.json").write_text("no trace", encoding="utf-8")
@@ -102,6 +104,7 @@ def test_exit_code_3_nothing_usable_or_not_comparable(tmp_path: Path, capsys: py
     assert gated(capsys, 0, BASE, other, "--allow-mismatch", "device")["mismatches"][0]["allowed"] is True
 
 
+@pytest.mark.slow
 def test_exit_code_4_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "policy.toml").write_text('metrics = ["hidden_wait_ns"]', encoding="utf-8")
     given = (CANDIDATE, BASE, "--policy", "policy.toml")
@@ -109,6 +112,7 @@ def test_exit_code_4_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert gated(capsys, 4, *given, "--fail-on", "inconclusive")["verdict"] == "inconclusive"
 
 
+@pytest.mark.slow
 def test_the_policy_of_pyproject_is_found_and_its_budget_held(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +146,7 @@ def test_the_page_shows_the_defaults_of_the_policy() -> None:
     assert set(policy_of(tomllib.loads(with_all)).budgets) == {"exposed_comm_ns", "overlap_efficiency"}
 
 
+@pytest.mark.slow
 def test_github_gets_at_most_five_annotations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def loaded_by(code: str) -> set[str]:
     return set(json.loads(done.stdout.rsplit("loaded:", 1)[1]))
 
 
+@pytest.mark.slow
 def test_reading_a_trace_loads_no_reader_of_another_format(trace: Path) -> None:
     reads = "from pathlib import Path\nfrom overlapscope.ingest.read_run import read_inputs\n"
     loaded = loaded_by(f"{reads}assert read_inputs([Path({str(trace)!r})]).ranks")
@@ -53,6 +54,7 @@ def test_reading_a_trace_loads_no_reader_of_another_format(trace: Path) -> None:
     assert {name for name in FORMATS if f"overlapscope.ingest.formats.{name}.reader" in loaded} == {"kineto"}
 
 
+@pytest.mark.slow
 def test_analyzing_a_trace_loads_nothing_of_other_inputs_and_other_verbs(trace: Path) -> None:
     unneeded = {f"overlapscope.ingest.{name}" for name in OF_OTHER_INPUTS}
     unneeded |= {f"overlapscope.{name}" for name in OF_OTHER_VERBS}
@@ -67,6 +69,7 @@ def test_workers_are_started_before_anything_large_is_loaded() -> None:
     assert not loaded_by("import overlapscope.cli.read_run") & {"numpy", "msgspec", "pyarrow"}
 
 
+@pytest.mark.slow
 def test_what_analyze_loads_while_workers_start_is_all_that_it_needs_after_them(trace: Path) -> None:
     begun = loaded_by(
         "from overlapscope.cli.verbs import analyze\nanalyze._load_rooms()\nimport overlapscope.cli.read_run"

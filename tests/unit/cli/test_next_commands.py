@@ -62,6 +62,7 @@ def silent(folder: Path, device: str = "A100") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_compare_and_gate_name_how_the_sides_were_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, candidate = silent(tmp_path / "base"), silent(tmp_path / "candidate")
     options = ["--rank", "by-name", "--comm", "my_.*"]
@@ -79,6 +80,7 @@ def test_compare_and_gate_name_how_the_sides_were_read(tmp_path: Path, capsys: p
     )
 
 
+@pytest.mark.slow
 def test_a_noise_floor_is_used_as_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "abcd":
         shutil.copytree(ROOT / "traces" / "baseline", tmp_path / name)
@@ -95,6 +97,7 @@ def test_a_calibration_of_other_runs_names_no_files_of_these(
     assert shown.endswith("\nnext: overlapscope gate --calibrate RUNS -o floor.json --comm 'my_.*'\n")
 
 
+@pytest.mark.slow
 def test_what_ranks_wait_for_is_a_command_alone_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     given = str(shared_file("kineto/megatron_tp8"))
     shown = stdout_of(capsys, "whatif", given)

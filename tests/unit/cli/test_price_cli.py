@@ -94,6 +94,7 @@ def test_a_step_of_another_device_gives_a_range(run: str, capsys: pytest.Capture
     assert found["step"]["value_ns"] is None
 
 
+@pytest.mark.slow
 def test_priced_runs_are_gated_on_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As two calls of `dryrun --device` leave them, both calibrated with the base's step."""
     for name, run in (("base", job()), ("slower", job(moved=10**11))):

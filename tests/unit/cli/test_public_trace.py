@@ -67,6 +67,7 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path, *, packed: bool) -> 
     assert asked == ["a.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "cut", "reason"),
     [
@@ -113,6 +114,7 @@ def test_another_file_of_the_same_name_is_kept(tmp_path: Path, capsys: pytest.Ca
     assert mine.read_bytes() == b"mine"
 
 
+@pytest.mark.slow
 def test_the_public_recording_is_the_one_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def pytest_of(folder: Path, *arguments: str, **environment: str) -> tuple[str, d
     return shown, ended
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_training_step_is_recorded_kept_and_judged(tmp_path: Path) -> None:
     if find_spec("torch") is None:
@@ -135,6 +136,7 @@ def test_a_training_step_is_recorded_kept_and_judged(tmp_path: Path) -> None:
     assert "Traceback" not in shown
 
 
+@pytest.mark.slow
 def test_a_misuse_fails_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "test_misused.py").write_text(MISUSED, encoding="utf-8")
     (tmp_path / "kept" / "step").mkdir(parents=True)
@@ -194,6 +196,7 @@ def test_with_an_unknown_key(overlapscope_dryrun):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.dry_run
 def test_a_dry_run_is_kept_and_judged(tmp_path: Path) -> None:

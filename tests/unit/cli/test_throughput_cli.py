@@ -76,6 +76,7 @@ def test_what_a_run_recorded_comes_before_what_is_stated(tmp_path: Path, capsys:
     assert "--tokens-per-step is not used: the run knows it (recorded)" in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--tokens-per-step", "--flops-per-step", "--peak-tflops", "--price"])
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "many"])
 def test_a_value_that_is_no_number_above_0_is_refused(
@@ -107,6 +108,7 @@ def test_what_is_stated_about_one_run_is_refused_for_two(job: Path, capsys: pyte
     assert "are for one run" in failed(capsys, 2, "report", job, job, "--price", "2")
 
 
+@pytest.mark.slow
 def test_compare_shows_tokens_a_second_where_both_sides_know_them(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

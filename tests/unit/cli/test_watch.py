@@ -54,6 +54,7 @@ def until(condition: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_each_change_is_a_line_until_ctrl_c(tmp_path: Path) -> None:
     place, lines = tmp_path / "new", list[str]()
     with watching(str(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -78,6 +79,7 @@ def test_each_change_is_a_line_until_ctrl_c(tmp_path: Path) -> None:
     assert len(lines) < 12, "a line a change, none without"
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_one_screen_and_is_left_as_it_was() -> None:
     ours, theirs = pty.openpty()
     shown = bytearray()

@@ -34,6 +34,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return json.loads(stdout_of(capsys, "plan", *map(str, arguments), "--json"))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_the_json_is_valid_under_its_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
     schema = schema_of("whatif")
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -48,6 +49,7 @@ def test_the_json_is_valid_under_its_published_schema(capsys: pytest.CaptureFixt
         jsonschema.Draft202012Validator(schema).validate(document)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "whatif.md").read_text(encoding="utf-8")
     shown = [each.split("```")[0] for each in page.split("```text\n")]
@@ -121,6 +123,7 @@ ASKED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recording", ["traces/regressed", "rank 0 of 2", DEVICES])
 def test_what_is_listed_can_be_asked_and_what_is_not_is_refused_for_the_reason_that_the_list_tells(
     recording: str, capsys: pytest.CaptureFixture[str]
@@ -150,6 +153,7 @@ def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why
     assert listed.split("Nothing can be replayed: ")[1].strip() in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_if_names_the_setting_that_advise_recommends(capsys: pytest.CaptureFixture[str]) -> None:
     regressed = str(ROOT / "traces" / "regressed")
     assert main(["advise", regressed]) == 0

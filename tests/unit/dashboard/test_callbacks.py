@@ -64,6 +64,7 @@ def test_a_fault_is_said_and_the_page_that_grows_comes_back(
     assert answer.json["sideUpdate"]["revision"] == {"data": ""}
 
 
+@pytest.mark.slow
 def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
     root: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def advised(request: pytest.FixtureRequest) -> OpenRun:
     return site.run(site.find_runs().runs[0].id)
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_chain_is_the_chain_of_the_timeline_to_scale(advised: OpenRun) -> None:
     for each in advised.advice[0]:
         found = blocking_chain(advised, f"advice-{each.id}")
@@ -106,6 +107,7 @@ def test_a_picture_of_a_chain_is_the_chain_of_the_timeline_to_scale(advised: Ope
         assert picture.words == found.lead[-1]
 
 
+@pytest.mark.slow
 def test_every_finding_and_recommendation_of_a_page_has_its_documentation(advised: OpenRun) -> None:
     known = documented()
     site = Site([ROOT / "traces"])
@@ -137,6 +139,7 @@ def _hrefs(component: Any) -> set[str]:
     return ({own} if own else set()) | _hrefs(getattr(component, "children", None) or [])
 
 
+@pytest.mark.slow
 def test_kinds_of_parallelism_are_named_where_groups_say_so(advised: OpenRun) -> None:
     found = overview.parallelism(advised.analysis)
     known = {each.dimension for each in advised.analysis.collectives if each.dimension}
@@ -146,6 +149,7 @@ def test_kinds_of_parallelism_are_named_where_groups_say_so(advised: OpenRun) ->
         assert "DP 2" in overview.facts(advised.analysis)
 
 
+@pytest.mark.slow
 def test_no_first_recommendation_changes_numerics(advised: OpenRun) -> None:
     found, _ = advise(advised.run, advised.analysis, advised.cross_rank)
     assert found

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 
 from overlapscope.analysis.compare.compare import compare, headline_attributions
@@ -24,6 +25,7 @@ def shown(site: Site, base: str, candidate: str) -> router.RenderedPage:
     return router.show(site, path, parse_query(query))
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
     known = ids(site)
     page = shown(site, known["baseline"], known["regressed"])
@@ -39,6 +41,7 @@ def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
     assert "Td(children='regressed', className='word bad')" in str(page.content)
 
 
+@pytest.mark.slow
 @given(jobs(), jobs())
 def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidate: Job) -> None:
     comparison = compare([measure_run(run_of(base), "a")], [measure_run(run_of(candidate), "b")])
@@ -59,6 +62,7 @@ def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidat
         assert exposed == (getattr(metric, bar.side).value or 0)
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_the_finding_and_the_picture(site: Site) -> None:
     known = ids(site)
     page = shown(site, known["baseline"], known["regressed"])
@@ -141,6 +145,7 @@ def test_without_two_known_runs_the_page_says_what_there_is(site: Site) -> None:
     assert "regressed" in words(page.content)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_made_anew_when_a_side_changed(tmp_path: Path) -> None:
     site = Site([folder_of_runs(tmp_path / "runs")])
     one, other = ids(site)["baseline"], ids(site)["regressed"]

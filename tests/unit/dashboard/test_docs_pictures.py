@@ -102,6 +102,7 @@ def photographed(folder: Path, pages: dict[str, tuple[str, int]], browser: Any) 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["pictures", "of_gpus"])
 def test_the_pictures_show_the_dashboard_as_it_is(of: str, request: pytest.FixtureRequest) -> None:
     pictures: dict[str, tuple[bytes, str]] = request.getfixturevalue(of)
@@ -119,6 +120,7 @@ def test_the_pictures_show_the_dashboard_as_it_is(of: str, request: pytest.Fixtu
     assert {each.stem for each in FOLDER.glob("*.webp")} == set(shown)
 
 
+@pytest.mark.slow
 def test_the_pictures_are_few_and_small(pictures: dict[str, tuple[bytes, str]]) -> None:
     kept: list[Path] = [*FOLDER.glob("*.webp"), ROOT / "docs" / "dashboard.png"]
     assert all(each.stat().st_size <= MAX_BYTES for each in kept if each.suffix == ".webp")

@@ -212,6 +212,7 @@ def test_the_waterfall_of_a_step_leads_to_the_step_of_analyze(run: LoadedRun) ->
     assert ms(head.compute_only_ns) in run.waterfall().data[0].text[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["part", "cause", "collective"])
 def test_the_waterfall_of_a_difference_leads_from_one_run_to_the_other(run: LoadedRun, by: Any) -> None:
     base = overlapscope.load(ROOT / "traces" / "baseline")

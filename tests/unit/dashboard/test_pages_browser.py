@@ -52,6 +52,7 @@ def visit(browser: Any, site: Site) -> Visit:
     return Visit(page=page, address=address, ids=ids(site), wrong=watched(page, address))
 
 
+@pytest.mark.slow
 def test_it_opens_on_the_best_and_a_choice_changes_the_address_and_the_figures(visit: Visit) -> None:
     visit.go("regressed", "what-if")
     words = "A step would take 130 ms instead of 141 ms (measured): that saves 10.8 ms, 7.7 %"
@@ -80,6 +81,7 @@ def test_it_opens_on_the_best_and_a_choice_changes_the_address_and_the_figures(v
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_ranks_that_are_typed_stand_in_the_address(visit: Visit) -> None:
     visit.go("baseline", "ranks")
     field = visit.page.locator("#ranks-chosen")
@@ -116,6 +119,7 @@ def test_ranks_that_are_typed_stand_in_the_address(visit: Visit) -> None:
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_a_step_that_is_chosen_in_a_comparison_stands_in_the_address(visit: Visit) -> None:
     known = visit.ids
     visit.page.goto(f"{visit.address}/compare?base={known['baseline']}&candidate={known['regressed']}")
@@ -142,6 +146,7 @@ def test_a_step_that_is_chosen_in_a_comparison_stands_in_the_address(visit: Visi
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.go("regressed", "recommendations")
@@ -156,6 +161,7 @@ def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_from_a_recommendation_to_its_chain_and_to_what_if_with_the_keyboard(visit: Visit) -> None:
     visit.go("regressed", "overview")
     visit.page.get_by_role("link", name="How to apply and verify it").first.focus()
@@ -175,6 +181,7 @@ def test_from_a_recommendation_to_its_chain_and_to_what_if_with_the_keyboard(vis
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [800, pytest.param(1280, marks=pytest.mark.long), 1920])
 def test_cards_are_to_scale_and_nothing_is_cut(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
@@ -190,6 +197,7 @@ def test_cards_are_to_scale_and_nothing_is_cut(visit: Visit, width: int) -> None
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [800, 1920])
 def test_names_in_bars_of_a_comparison_fit_and_the_keyboard_reaches_them_whole(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})

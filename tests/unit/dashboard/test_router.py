@@ -28,6 +28,7 @@ def site(tmp_path: Path) -> Site:
     return Site([folder_of_runs(tmp_path / "runs")])
 
 
+@pytest.mark.slow
 def test_the_first_page_lists_the_runs_newest_first(site: Site) -> None:
     newer = site.roots[0] / "baseline" / "run.json"
     os.utime(newer, (2e9, 2e9))
@@ -62,6 +63,7 @@ def test_an_overview_says_what_analyze_says(site: Site) -> None:
     assert shown.status == 200
 
 
+@pytest.mark.slow
 def test_every_page_opens_on_every_run_and_has_one_heading(site: Site) -> None:
     for run in ids(site).values():
         for name in pages():
@@ -167,6 +169,7 @@ def test_a_link_in_a_circle_comes_to_an_end(tmp_path: Path) -> None:
     assert [each.name for each in find_runs([root]).runs] == ["baseline", "regressed"]
 
 
+@pytest.mark.slow
 def test_links_that_lead_nowhere_cost_their_run_and_no_other(tmp_path: Path) -> None:
     root = folder_of_runs(tmp_path / "runs")
     copy_run(root / "third")
@@ -214,6 +217,7 @@ def test_a_copied_run_is_listed_by_when_it_was_recorded(tmp_path: Path) -> None:
     assert newest == began
 
 
+@pytest.mark.slow
 def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     assert [each.name for each in find_runs([run]).runs] == ["run"]

@@ -152,6 +152,7 @@ def idle_connections(port: int, number: int) -> Iterator[list[socket.socket]]:
         yield made
 
 
+@pytest.mark.slow
 def test_the_log_of_a_server_holds_no_escape_of_a_terminal_and_no_forged_line(tmp_path: Path) -> None:
     with server_process(folder_of_runs(tmp_path), BREAKS) as (port, process):
         own = f"127.0.0.1:{port}"
@@ -166,12 +167,14 @@ def test_the_log_of_a_server_holds_no_escape_of_a_terminal_and_no_forged_line(tm
     assert "ValueError: broken \\x1b[2J" in lines[0]
 
 
+@pytest.mark.slow
 def test_users_are_served_while_hundreds_of_connections_idle(tmp_path: Path) -> None:
     with server_process(folder_of_runs(tmp_path)) as (port, _), idle_connections(port, 300):
         for _ in range(3):
             assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
 
 
+@pytest.mark.slow
 def test_past_the_limit_of_open_files_a_new_connection_takes_the_place_of_the_one_idle_longest(tmp_path: Path) -> None:
     few = """
 import resource
@@ -189,6 +192,7 @@ serve.REQUEST_S = 3600
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_byte_by_byte_is_given_up_and_a_whole_one_may_take_its_time(tmp_path: Path) -> None:
     short = """
 import time

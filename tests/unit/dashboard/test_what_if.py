@@ -75,6 +75,7 @@ def test_every_choice_leads_to_an_address_that_says_it(case: RecordedCase) -> No
             assert (view.read_settings(query, case.baseline) == asked) == chosen, (each.name, value)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_a_cap_would_save(site: Site) -> None:
     said = exact_words(_page(site, "what-if", cap="1").content)
     assert "A step would take 126.335 ms instead of 140.533 ms (measured)" in said
@@ -86,6 +87,7 @@ def test_the_page_says_what_a_cap_would_save(site: Site) -> None:
     assert "ms per pass instead of" in exact_words(_page(site, "what-if", passes="4").content)
 
 
+@pytest.mark.slow
 def test_as_recorded_shows_what_was_measured(site: Site, case: RecordedCase) -> None:
     asked = view.replay_settings(case, case.baseline)
     assert not asked.changed
@@ -94,6 +96,7 @@ def test_as_recorded_shows_what_was_measured(site: Site, case: RecordedCase) -> 
     assert view.figures(asked)[0][1] == Time(asked.present.predicted_step_ns)
 
 
+@pytest.mark.slow
 def test_settings_are_replayed_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     plain = view.replay_settings
@@ -120,6 +123,7 @@ def test_a_recording_that_cannot_be_replayed_says_why(site: Site) -> None:
     assert "overlapscope.profile(path, model=model)" in said
 
 
+@pytest.mark.slow
 def test_caps_as_good_as_the_best_are_those_that_the_recommendation_names(site: Site) -> None:
     assert "(1 to 10 MiB are equally good)" in exact_words(_page(site, "recommendations").content)
     for query in ({}, {"cap": "25"}):
@@ -163,6 +167,7 @@ def test_an_address_without_settings_means_those_that_are_recommended(site: Site
     assert scenarios.settings_of({"set": "recorded"}, predicted) == {"set": "recorded"}
 
 
+@pytest.mark.slow
 def test_every_row_leads_to_its_settings_and_is_drawn_where_its_times_lie(site: Site, predicted: WhatIf) -> None:
     drawn = scenarios.forest(predicted, predicted.scenarios[0].knobs, [], str)
     assert len(drawn.rows) == len(predicted.scenarios)
@@ -238,6 +243,7 @@ def test_a_dry_run_is_priced_for_a_machine_of_the_tables(site: Site) -> None:
     assert "--device h200 --links 8xh100-nvswitch,roce-400" in said
 
 
+@pytest.mark.slow
 def test_a_hypothetical_is_tried_by_the_name_of_its_knob() -> None:
     site = Site([shared_file("kineto/megatron_tp8")])
     (run,) = site.find_runs().runs
@@ -324,6 +330,7 @@ def test_earlier_predictions_are_held_against_what_was_measured() -> None:
     assert [row[-2:] for row in advice_view.earlier_rows(tested)] == [("+0.0 %", "inside"), ("-20.0 %", "outside")]
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_later_runs_measured_of_this_ones_predictions(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     site = Site([run])

@@ -32,6 +32,7 @@ def pages(site: Path) -> dict[str, Page]:
     return {each.relative_to(site).as_posix(): Page.of(each) for each in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_link_and_anchor_leads_somewhere(site: Path, pages: dict[str, Page]) -> None:
     assert len(pages) > 120
     dead = []
@@ -46,6 +47,7 @@ def test_every_link_and_anchor_leads_somewhere(site: Path, pages: dict[str, Page
     assert dead == []
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere_and_are_well_made(site: Path, pages: dict[str, Page]) -> None:
     for name, page in pages.items():
         assert [each for each in page.loaded if re.match(r"[a-z]+:|//", each) and each != "data:,"] == [], name
@@ -81,6 +83,7 @@ def test_a_fault_in_the_sources_is_a_line_each(tmp_path: Path, monkeypatch: pyte
     ]
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_in_the_navigation_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known = site_build.navigation()
     known["Start"].remove("docs/concepts.md")
@@ -161,6 +164,7 @@ def test_the_dashboard_answers_docs_with_its_own_rules(tmp_path: Path) -> None:
     assert client.get("/docs/", headers={"Host": "elsewhere.example"}).status_code == 400
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_site_in_a_browser(site: Path, tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = documentation.register
@@ -205,6 +209,7 @@ def test_the_site_in_a_browser(site: Path, tmp_path: Path, browser: Any, monkeyp
     context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_search_works_from_a_folder_without_a_server(site: Path, browser: Any) -> None:
     page = browser.new_page()

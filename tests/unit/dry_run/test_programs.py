@@ -41,6 +41,7 @@ def operations(build: Callable[[Any], Any]) -> pd.DataFrame:
     return overlapscope.dryrun(build, world_size=4).table("operations", 0)[COLUMNS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [steps.plain, steps.ddp])
 def test_the_step_of_a_loop_is_that_of_a_function(build: Callable[[Any], Any], tmp_path: Path) -> None:
     before = (Session.__enter__, Session.close, Session.step)
@@ -49,6 +50,7 @@ def test_the_step_of_a_loop_is_that_of_a_function(build: Callable[[Any], Any], t
     assert (Session.__enter__, Session.close, Session.step) == before
 
 
+@pytest.mark.slow
 def test_a_function_that_marks_its_own_step_is_called_again(tmp_path: Path) -> None:
     def decorated(device: Any) -> Callable[[], None]:
         decorate: Callable[[Callable[[], None]], Callable[[], None]] = overlapscope.profile(tmp_path, mode="events")
@@ -63,6 +65,7 @@ def test_a_training_without_a_step_to_record_is_refused(tmp_path: Path) -> None:
             overlapscope.dryrun(loop(steps.plain, count, tmp_path), world_size=4)
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_profile_is_named(tmp_path: Path) -> None:
     def build(device: Any) -> Callable[[], None]:
         step = steps.plain(device)

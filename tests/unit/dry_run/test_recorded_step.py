@@ -124,6 +124,7 @@ def test_a_module_changes_its_dtype() -> None:
     assert set(operations[operations.work == "matmul"].dtype) == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported first
 def test_usual_loops_run() -> None:
     for build in (steps.scales_and_prints, steps.loads, steps.exchanges_objects, steps.on_meta):
@@ -133,6 +134,7 @@ def test_usual_loops_run() -> None:
     assert {"cpu", "aten._local_scalar_dense.default"} == set(syncs.name)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported first
 def test_a_compiled_module_runs_as_it_is_and_a_warning_says_so() -> None:
     (warning,) = overlapscope.dryrun(steps.loads, world_size=1).sources[0].warnings
@@ -147,6 +149,7 @@ def test_groups_of_every_backend_are_pretended() -> None:
     assert calls.group.nunique() == 3
 
 
+@pytest.mark.slow
 def test_ranks_that_run_one_after_the_other_do_the_same() -> None:
     run = overlapscope.dryrun(steps.fsdp, world_size=4, ranks=(0, 1))
     first, second = (run.table("operations", rank).drop(columns="rank") for rank in (0, 1))

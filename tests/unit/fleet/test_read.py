@@ -45,6 +45,7 @@ def runs() -> dict[str, Run]:
     return {**samples, "late": late(1), "pipeline": pipeline}
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_compare_and_stragglers_those_of_analyze(runs: dict[str, Run]) -> None:
     for name, run in runs.items():
         found = measure(run, name, name)
@@ -106,6 +107,7 @@ def names(found: list[FleetRun]) -> list[str]:
     return [each.name for each in found]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_read_costs_itself(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "fine").symlink_to(folder / "job-00")
     for name, content in (("damaged", "{"), ("newer", '{"schema": "overlapscope.run/99"}')):
@@ -120,6 +122,7 @@ def test_a_run_that_cannot_be_read_costs_itself(folder: Path, tmp_path: Path) ->
     assert all("\n" not in each for each in found.left_out)
 
 
+@pytest.mark.slow
 def test_by_several_processes_figures_are_the_same(folder: Path) -> None:
     places = runs_below(folder)
     calls: list[tuple[int, int]] = []
@@ -129,6 +132,7 @@ def test_by_several_processes_figures_are_the_same(folder: Path) -> None:
     assert alone.read == 17
 
 
+@pytest.mark.slow
 def test_a_dead_worker_leaves_its_runs_to_this_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def __init__(self, count: int) -> None:
@@ -138,6 +142,7 @@ def test_a_dead_worker_leaves_its_runs_to_this_process(folder: Path, monkeypatch
     assert read_fleet(folder, runs_below(folder), workers=2, keep=False).read == 17
 
 
+@pytest.mark.slow
 def test_only_new_and_changed_runs_are_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "KEPT_FROM_SECONDS", 0.0)
     places = runs_below(folder)
@@ -184,6 +189,7 @@ def test_a_run_with_folders_too_deep_to_list_has_no_state(tmp_path: Path) -> Non
         os.chdir(top)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stored", "why"), [(dying, "SIGKILL"), (without_memory, "memory")])
 def test_a_run_whose_reader_dies_or_lacks_memory_costs_itself(folder: Path, stored: StoredAnalysis, why: str) -> None:
     (folder / CACHE_NAME).unlink(missing_ok=True)
@@ -195,6 +201,7 @@ def test_a_run_whose_reader_dies_or_lacks_memory_costs_itself(folder: Path, stor
     assert why in found.left_out[0]
 
 
+@pytest.mark.slow
 def test_runs_whose_names_look_the_same_keep_their_own_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "KEPT_FROM_SECONDS", 0.0)
     paths = [tmp_path / os.fsdecode(name) for name in (b"x\xfe-1", b"x\xff-1", b"x\\xff-1")]

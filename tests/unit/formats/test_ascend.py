@@ -639,6 +639,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @examples(150)
 @given(data=st.data())
 @pytest.mark.parametrize(("reader", "text"), FILES.values(), ids=FILES)

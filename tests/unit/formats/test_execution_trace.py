@@ -273,6 +273,7 @@ def seconds_to_read(path: Path, content: bytes) -> float:
     return min(taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [b"]}", b',{"id'], ids=["whole", "cut"])
 def test_the_time_to_read_grows_as_the_number_of_nodes_does(tail: bytes, tmp_path: Path) -> None:
     begin, node = b'{"schema": "1.1.1", "nodes": [', b'{"name": "record_param_comms"}'
@@ -447,6 +448,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_real_pair_of_traces_agrees_on_every_call(tmp_path: Path) -> None:
     pytest.importorskip("torch")

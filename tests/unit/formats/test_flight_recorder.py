@@ -581,6 +581,7 @@ def check_any(content: bytes, name: str) -> None:
         analyze(run)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(content=odd_documents(WHOLE))
 def test_junk_anywhere_in_a_dump_ends_in_a_reading_or_a_refusal(content: Any) -> None:

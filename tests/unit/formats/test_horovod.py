@@ -242,6 +242,7 @@ def test_a_name_with_quotes_is_mended(tmp_path: Path) -> None:
     assert analysis.sources[0].repaired == 1
 
 
+@pytest.mark.slow
 def test_a_timeline_larger_than_a_piece_is_read_whole(tmp_path: Path) -> None:
     """Later versions write all events on one line; 30,000 operations take several pieces."""
     writer = Writer()
@@ -505,6 +506,7 @@ def test_any_change_of_the_text_gives_figures_that_add_up_or_a_refusal(
     check_sums(data.draw(mutations(random_timeline(seed, modern=modern).text())))
 
 
+@pytest.mark.slow
 @examples(200)
 @given(data=st.data(), seed=st.integers(0, 5))
 def test_any_value_in_any_place_gives_figures_that_add_up_or_a_refusal(data: st.DataObject, seed: int) -> None:

@@ -305,6 +305,7 @@ def test_timers_far_behind_the_head_are_found(tmp_path: Path) -> None:
     assert len(rows(analyze(read_inputs([folder])))) == 1 + 2 * len(TIMERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shift", [pytest.param(at, marks=() if at % 3 == 0 else (pytest.mark.long,)) for at in range(0, 200, 23)]
 )
@@ -352,6 +353,7 @@ PIECES = tuple(
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.sampled_from(PIECES).flatmap(lambda text: mutations(text.encode()) | with_odd_numbers(text)))
 def test_any_change_of_the_text_gives_times_or_a_refusal(content: bytes) -> None:

@@ -767,6 +767,7 @@ def test_times_are_decoded_as_the_calendar_has_them(moment: datetime, digits: in
 # --- launchers, collectors, torn lines ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrapper",
     [
@@ -802,6 +803,7 @@ def assert_same(one: Reading, other: Reading) -> None:
         assert spelled(mine.collectives, mine.names) == spelled(theirs.collectives, theirs.names)
 
 
+@pytest.mark.slow
 def test_torn_lines_are_counted_and_never_rows(tmp_path: Path) -> None:
     whole = by(PAIR[0], "AllReduce", 7, 64)
     body = whole.index("AllReduce")
@@ -815,6 +817,7 @@ def test_torn_lines_are_counted_and_never_rows(tmp_path: Path) -> None:
     assert reading.source.dropped == 1
 
 
+@pytest.mark.slow
 def test_a_line_that_was_cut_into_another_costs_only_itself(tmp_path: Path) -> None:
     mine, theirs = by(PAIR[0], "AllReduce", 7, 64), by(PAIR[1], "AllReduce", 8, 65)
     for cut in range(mine.index("AllReduce: ") + 12, len(mine) - 1):
@@ -919,6 +922,7 @@ def logs(draw: st.DrawFn) -> str:
     return text
 
 
+@pytest.mark.slow
 @examples(150)
 @given(logs(), st.sampled_from([1, 64, 500, 4 << 20]))
 def test_calls_are_those_that_a_plain_reader_finds(
@@ -1025,6 +1029,7 @@ TOKENS = [
 CHANGES = st.tuples(st.integers(0, len(SAMPLE)), st.integers(0, 40), st.sampled_from(TOKENS))
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.lists(CHANGES, min_size=1, max_size=8))
 def test_a_mutated_log_gives_a_reading_or_an_error(
@@ -1092,6 +1097,7 @@ def test_communicators_of_all_ranks_share_the_list_of_their_ranks(tmp_path: Path
     assert all(each is first for each in others)
 
 
+@pytest.mark.slow
 def test_many_communicators_take_no_time_by_their_number_squared() -> None:
     """Sixteen times as many took 256 times as long."""
 

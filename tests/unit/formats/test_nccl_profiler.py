@@ -373,6 +373,7 @@ def test_spoiled_dumps_give_a_result_or_one_error(content: bytes) -> None:
         assert math.isfinite(each["time_ns"])
 
 
+@pytest.mark.slow
 def test_braces_without_end_take_no_time(tmp_path: Path) -> None:
     for unit in ("{\n", '{"a": [\n', "}\n", '"{\n', "{" * 200 + "\n"):
         path = tmp_path / "f"

@@ -413,6 +413,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.slow
 @given(content=edited(TEXTS, ["9" * 400, "-1", "1e999", "null", "true", "[" * 300]))
 def test_spoiled_files_give_a_result_or_one_error(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f"

@@ -132,6 +132,7 @@ def sample() -> Sample:
     return read(path), analyze(read_inputs([path]))
 
 
+@pytest.mark.slow
 def test_the_real_export_has_every_kernel_and_the_launches_that_a_join_in_sql_finds(sample: Sample) -> None:
     reading, _ = sample
     ((joined,),) = query(
@@ -967,6 +968,7 @@ def test_a_file_whose_kernels_cannot_be_read_is_not_used_for_its_copies(tmp_path
         read(path)
 
 
+@pytest.mark.slow
 def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: Path) -> None:
     """A table whose tree has the same child eight times on each of twelve levels would give 8**12 times its rows."""
     path = tmp_path / "x.sqlite"

@@ -70,6 +70,7 @@ def sample(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_documented_package_reads_its_file_and_prints_what_the_page_shows(documented: Path, sample: Path) -> None:
     done = analyze(documented, sample)
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,6 +79,7 @@ def test_the_documented_package_reads_its_file_and_prints_what_the_page_shows(do
     assert done.stdout.startswith(shown)
 
 
+@pytest.mark.slow
 def test_the_documented_reader_counts_broken_lines_and_refuses_an_empty_file(documented: Path, sample: Path) -> None:
     sample.write_text(block("text") + "0,compute,dancing,x,1,2\n", encoding="utf-8")
     done = analyze(documented, sample)
@@ -127,6 +129,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "text"), FAILURES.values(), ids=FAILURES)
 def test_a_package_whose_reader_fails_is_named_in_one_line(
     module: str, text: str, tmp_path: Path, documented: Path, sample: Path
@@ -137,6 +140,7 @@ def test_a_package_whose_reader_fails_is_named_in_one_line(
     assert done.stderr == f"overlapscope analyze: acme.csv: {reader} {text}\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_fails_costs_its_file_and_not_the_others(tmp_path: Path, documented: Path, sample: Path) -> None:
     """The file that another reader knows is analyzed; the reason stands with the one that failed."""
     other = tmp_path / "other.csv"

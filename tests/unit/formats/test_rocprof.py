@@ -119,6 +119,7 @@ def launches_of(timeline: RankTimeline) -> dict[str, int | None]:
 # --- the real sample ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_real_file_gives_every_dispatch_and_the_unions_of_its_rows() -> None:
     path = shared_file(SAMPLE)
     with gzip.open(path) as file:
@@ -326,6 +327,7 @@ BASE = process(
 )
 
 
+@pytest.mark.slow
 @examples(200)
 @given(document=odd_documents(BASE))
 def test_any_odd_value_ends_in_a_result_or_a_located_error(document: Any) -> None:

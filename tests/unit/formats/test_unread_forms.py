@@ -115,6 +115,7 @@ def test_what_holds_nothing_that_is_read_is_called_what_it_is(content: bytes, sa
         read_inputs([path])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "end"), [(b"", b""), (b"[", b"]"), (b'{"traceEvents": [', b"")])
 def test_blanks_without_end_are_read_quickly_and_in_little_memory(begin: bytes, end: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"

@@ -66,12 +66,14 @@ def test_a_loss_of_twice_the_calibrated_floor_is_caught(runs: int) -> None:
     assert share_regressed(20 + runs, runs, longer_ms=None) >= 0.9
 
 
+@pytest.mark.slow
 def test_more_runs_see_a_loss_that_few_cannot() -> None:
     shares = [share_regressed(30 + runs, runs, longer_ms=4.0) for runs in (1, 6)]
     assert shares[0] < 0.75
     assert shares[1] >= 0.9
 
 
+@pytest.mark.slow
 def test_without_the_floor_steps_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the noise floor is there: the steps of one run do not tell how much runs differ."""
     assert share_regressed(40, 1) <= 0.05

@@ -41,6 +41,7 @@ def test_the_permutation_test_counts_every_way_to_choose_the_candidates_runs(
     assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 4), (5, 7)])
 def test_the_permutation_test_is_scipys(sizes: tuple[int, int]) -> None:
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
@@ -53,6 +54,7 @@ def test_the_permutation_test_is_scipys(sizes: tuple[int, int]) -> None:
         assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_permutation_test_is_scipys_with_ties_too() -> None:
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     base, candidate = [1.0, 2.0, 2.0, 3.0], [2.0, 3.0, 3.0, 4.0]

@@ -123,6 +123,7 @@ def test_structure_fails_first_whatever_the_price() -> None:
     assert judge([priced(step())], [priced(slower)], Policy()).verdict == "regressed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("candidate", "differs"),
     [
@@ -188,6 +189,7 @@ def test_steps_of_another_batch_are_not_compared_in_time() -> None:
     assert gate.exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_job_takes_as_long_as_its_slowest_rank() -> None:
     def two(slow: int) -> MeasuredRun:
         ranks = [priced(step()), priced(step(moved=slow))]

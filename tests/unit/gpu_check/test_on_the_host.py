@@ -40,10 +40,12 @@ def measured_on_the_host(checks: list[Check], folder: Path, *, whole_end: bool =
         assert {rule.figure for rule in check.rules} <= found.figures.keys()
 
 
+@pytest.mark.slow
 def test_checks_of_one_process_measure_every_figure_that_has_a_limit(tmp_path: Path) -> None:
     measured_on_the_host([ALL[name] for name in IN_ONE_PROCESS], tmp_path)
 
 
+@pytest.mark.slow
 def test_two_real_ranks_over_gloo_are_judged_by_their_own_figures(tmp_path: Path) -> None:
     measured_on_the_host([ALL["C6c"]], tmp_path)
     found = read_measured(tmp_path / "C6c" / FIGURES_FILE, Ended(code=0, seconds=1, output="")).figures

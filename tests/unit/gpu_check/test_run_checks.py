@@ -58,6 +58,7 @@ def test_a_check_is_accepted_only_if_each_figure_is_measured_and_within_its_limi
     assert any("good accepted" in line for line in said)
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_with_all_that_it_started() -> None:
     begun = time.monotonic()
     result = result_of("hangs_and_starts_others", limit_seconds=5)

@@ -57,6 +57,7 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
 PACKERS = {"tar.gz": tarred, "tar": plain, "zip": zipped}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKERS)
 def test_an_archive_is_read_like_a_folder(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
@@ -174,6 +175,7 @@ def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
         assert "more than may be unpacked" in found.notes[0].warnings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 @pytest.mark.parametrize(("members", "size"), [(1, 20 << 20), (50, 1 << 19)], ids=["one", "many small"])
 def test_bombs_are_refused_as_one(
@@ -371,6 +373,7 @@ def test_an_error_names_the_member_on_one_line(tmp_path: Path, capsys: pytest.Ca
     assert f"{archive}/a/broken.json" in lines[0]
 
 
+@pytest.mark.slow
 @examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("kind", PACKERS)

@@ -243,6 +243,7 @@ def test_links_that_are_no_files_are_left_out_and_names_are_as_people_wrote_them
     assert list(read_inputs([Path(f"{web}/mixed")]).ranks) == [2, 3]
 
 
+@pytest.mark.slow
 def test_folders_without_end_are_not_searched_for_ever(web: str) -> None:
     with pytest.raises(InputError, match="more than 1000 folders"):
         discover([Path(f"{web}/without_end")])

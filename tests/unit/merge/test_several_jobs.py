@@ -161,6 +161,7 @@ def test_jobs_with_files_of_the_same_names_have_headings_of_their_own(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_folder_of_nine_real_jobs_has_nine_tables() -> None:
     jobs = read_jobs([shared_file("kineto/v100_rank1of2_2020_allreduces.json.gz").parent])
     assert sorted((job.run.world_size or 0, len(job.run.ranks)) for job in jobs) == [

@@ -59,6 +59,7 @@ class _Killing(NoProgress):
                 os.kill(self.killed, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_costs_nothing(cluster: Any, job: Path, tmp_path: Path) -> None:
     killing = _Killing(cluster)
     with dask_executor(cluster.scheduler_address) as executor:
@@ -69,6 +70,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(cluster: Any, job: Path, tm
     assert bad.path.endswith("rank8.json")
 
 
+@pytest.mark.slow
 def test_the_command_reads_on_a_cluster(
     cluster: Any, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +81,7 @@ def test_the_command_reads_on_a_cluster(
     assert files_in(tmp_path / "run") == files_in(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_where_no_scheduler_answers_the_command_says_so(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

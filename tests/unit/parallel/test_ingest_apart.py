@@ -99,6 +99,7 @@ def test_the_largest_files_are_begun_first(tmp_path: Path) -> None:
     assert noting.asked == ["rank2.json.gz", "rank1.json", "rank0.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--workers", "1"], ["--workers", "3"]], ids=" ".join)
 def test_the_command_writes_the_same_run_however_many_processes_it_starts(more: list[str], tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
@@ -114,6 +115,7 @@ def hold_a_folder(noted: Path) -> None:
         time.sleep(75)
 
 
+@pytest.mark.slow
 def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +202,7 @@ def test_an_older_run_is_replaced_where_a_file_is_damaged_now(older: tuple[list[
     assert write_run(inputs, out, workers=1, force=True).ranks == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("short", "named_at"), [((task, "read_file"), 0), ((spool, "save_reading"), 1)])
 def test_a_file_that_memory_was_short_for_is_lost_and_not_damaged(
     short: tuple[object, str], named_at: int, older: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch
@@ -229,6 +232,7 @@ def test_a_run_of_a_newer_version_may_hold_what_was_lost_and_one_that_cannot_be_
     assert write_run(inputs, out, executor=_Losing("rank_2.json"), force=True).ranks == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "full", [(spool, "save_reading"), (write_run_tables, "take_over"), (write_run_tables, "write_entry")]
 )

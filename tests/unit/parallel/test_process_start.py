@@ -23,6 +23,7 @@ from tests.support.writers.kineto import write_job
 from tests.unit.parallel.test_write_run import wait_for_end, workers
 
 
+@pytest.mark.slow
 def test_nothing_of_the_folder_that_a_command_is_called_in_is_run(tmp_path: Path) -> None:
     for name in ("signal", "os", "enum", "multiprocessing", "numpy"):
         (tmp_path / f"{name}.py").write_text("print('a module of this folder was run')\n", encoding="utf-8")
@@ -49,6 +50,7 @@ def start_at_most(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "spawnv_passfds", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [0, 1])
 def test_where_the_system_starts_too_few_processes_the_work_is_done_by_those_there_are(
     started: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +71,7 @@ print(overlapscope.load({job!r}, workers=3).ranks)
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
     """The standard pool would run it again in each worker."""
     write_job(tmp_path / "job", 3)
@@ -79,6 +82,7 @@ def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
     assert (tmp_path / "noted").read_text() == "run\n"
 
 
+@pytest.mark.slow
 def test_a_process_that_may_have_no_children_reads_alone(tmp_path: Path) -> None:
     """As those of `multiprocessing.Pool`."""
     write_job(tmp_path, 2)

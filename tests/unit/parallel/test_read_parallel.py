@@ -34,6 +34,7 @@ def same(job: Path, tmp_path: Path) -> Callable[[Run], bool]:
     return lambda run: files_of(run, tmp_path / "found") == wanted
 
 
+@pytest.mark.slow
 def test_processes_that_share_the_files_give_the_same_run(job: Path, same: Callable[[Run], bool]) -> None:
     seen: dict[str, int] = {}
 
@@ -67,6 +68,7 @@ def test_where_nothing_can_be_written_this_process_reads_all(
     assert same(read_inputs([job], workers=2))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_when_its_file_can_be_read_alone(
     job: Path, same: Callable[[Run], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_killed_worker_costs_nothing_when_its_file_can_be_read_alone(
     assert len(list(noted.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "words"),
     [("os.kill(os.getpid(), 9)", "was killed (SIGKILL; so do systems"), ("os._exit(1)", "ended with exit code 1")],

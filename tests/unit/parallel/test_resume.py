@@ -120,6 +120,7 @@ def test_code_in_an_archive_is_known_by_the_archive(tmp_path: Path) -> None:
     assert all(one != other for one, other in zip(first.split()[1:], after.split()[1:], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     ["emptied", "cut", "nulls", "gone", "marker", "no marker", "a folder", "a pipe", "a link", "a file"],

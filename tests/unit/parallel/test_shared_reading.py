@@ -136,6 +136,7 @@ def spelled(columns: TraceColumns) -> dict[str, Any]:
     return found | {"names": sorted(names), "lanes": sorted(lanes), "window": columns.window}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("shares", [2, 3, 8])
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
@@ -211,6 +212,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_real_processes_give_the_same_run(
     job: Path, tmp_path: Path, alone: dict[str, bytes], merged: list[int]
 ) -> None:
@@ -221,6 +223,7 @@ def test_real_processes_give_the_same_run(
     assert sum(progress) == len(gzip.decompress(job.read_bytes()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [1, 2, 3])
 def test_who_reads_a_file_to_disk_may_read_it_in_shares(
     job: Path, tmp_path: Path, alone: dict[str, bytes], merged: list[int], shares: int
@@ -230,6 +233,7 @@ def test_who_reads_a_file_to_disk_may_read_it_in_shares(
     assert files_in(tmp_path / "written") == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["analyze", "ingest"])
 def test_processes_that_read_several_files_have_others_help_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -269,6 +273,7 @@ while helps and os.getppid() == parent:
 """Run by each process at its start: those that help a process that reads a file wait until it has gone."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="there is no /proc to tell processes apart by")
 def test_an_interruption_ends_those_that_help_and_leaves_nothing_of_theirs(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("job", "noted", "temporary", "site")}
@@ -299,6 +304,7 @@ def run_full(*_: object) -> None:
     raise OSError("full")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "instead"),
     [

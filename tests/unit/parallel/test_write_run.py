@@ -113,6 +113,7 @@ def test_a_run_written_file_by_file_is_the_run_read_at_once(tmp_path: Path) -> N
     assert written.resumed_files == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -258,6 +259,7 @@ def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatc
     assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
@@ -311,6 +313,7 @@ def _state(process: Path) -> str:
     return (process / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +323,7 @@ def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(
     assert written.ranks == (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

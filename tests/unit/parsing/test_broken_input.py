@@ -49,7 +49,11 @@ EVENTS = [*_DEVICE[:4], *_HOST, *_DEVICE[4:]]
 """Device work first and last, so that a neighbour lost to a broken event changes the figures."""
 TEXTS = event_texts(EVENTS)
 BETWEEN = 2
-POSITIONS = {"first": 0, "between kernels": BETWEEN, "last": len(TEXTS)}
+POSITIONS = [
+    pytest.param(0, id="first", marks=pytest.mark.slow),
+    pytest.param(BETWEEN, id="between kernels"),
+    pytest.param(len(TEXTS), id="last", marks=pytest.mark.slow),
+]
 
 
 def text_of(victim: bytes, position: int = BETWEEN) -> bytes:
@@ -183,7 +187,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("broken", MENDABLE.values(), ids=MENDABLE.keys())
 def test_a_mendable_event_is_mended_and_counted(
     broken: bytes, position: int, sound: Document, analyzed: Analyze
@@ -196,7 +200,7 @@ def test_a_mendable_event_is_mended_and_counted(
     assert any(finding["id"].startswith("damaged_source") for finding in document["findings"])
 
 
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("broken", LOST.values(), ids=LOST.keys())
 def test_an_event_beyond_repair_costs_only_itself(
     broken: bytes, position: int, sound: Document, analyzed: Analyze
@@ -211,7 +215,8 @@ def test_an_event_beyond_repair_costs_only_itself(
     assert document["run"]["world_size"] == 2
 
 
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@pytest.mark.slow
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("between", [b"", b" ", b"\n", b"\0\0\0"], ids=["nothing", "blank", "newline", "zeros"])
 def test_an_empty_place_between_events_costs_none(
     between: bytes, position: int, sound: Document, analyzed: Analyze
@@ -228,6 +233,7 @@ def test_a_missing_comma_between_events_costs_none(sound: Document, analyzed: An
     check_figures(document, sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("array", [False, True])
 @pytest.mark.parametrize("tail", [b",", b",\n", b" , \n  "])
 def test_a_trailing_comma_costs_no_event(tail: bytes, array: bool, sound: Document, analyzed: Analyze) -> None:
@@ -238,6 +244,7 @@ def test_a_trailing_comma_costs_no_event(tail: bytes, array: bool, sound: Docume
     assert [rank["steps"] for rank in document["ranks"]] == [rank["steps"] for rank in sound["ranks"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [b"", b",", b",\n", b"\n", b"\0" * 512, b",\0\0"])
 def test_an_array_that_was_never_closed_keeps_every_event(ending: bytes, analyzed: Analyze) -> None:
     whole = assemble(TEXTS, array=True)
@@ -276,6 +283,7 @@ def events_begin(text: bytes) -> int:
     return text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
 
 
+@pytest.mark.slow
 @at_every_so_many_bytes
 def test_a_file_cut_at_any_byte_keeps_every_whole_event(every: int, tmp_path: Path) -> None:
     text, ends = small_trace()
@@ -297,6 +305,7 @@ def test_a_file_cut_at_any_byte_keeps_every_whole_event(every: int, tmp_path: Pa
         assert any("ends in the middle" in warning for warning in source.warnings), cut
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_before_its_events_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +314,7 @@ def test_a_file_cut_anywhere_before_its_events_is_refused_in_one_line(
         refused(placed(tmp_path, text[:cut]), capsys)
 
 
+@pytest.mark.slow
 @at_every_so_many_bytes
 def test_a_file_cut_behind_its_events_keeps_them_all(every: int, tmp_path: Path, analyzed: Analyze) -> None:
     text, ends = small_trace(metadata_after=True)
@@ -330,6 +340,7 @@ def test_a_cut_file_is_reported_on_the_command_line(
     assert "ends in the middle" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gzip_cut_at_any_byte_keeps_every_event_before_the_cut(tmp_path: Path) -> None:
     text, ends = small_trace()
     packed = gzip.compress(text, mtime=0)
@@ -350,6 +361,7 @@ def test_gzip_cut_at_any_byte_keeps_every_event_before_the_cut(tmp_path: Path) -
     assert loaded > 50
 
 
+@pytest.mark.slow
 def test_gzip_with_a_flipped_byte_gives_the_same_figures_or_says_so(sound: Document, tmp_path: Path) -> None:
     packed = gzip.compress(assemble(TEXTS, metadata=METADATA), mtime=0)
     loaded = 0
@@ -367,6 +379,7 @@ def test_gzip_with_a_flipped_byte_gives_the_same_figures_or_says_so(sound: Docum
     assert loaded > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("back", range(1, 9))
 def test_a_wrong_checksum_costs_no_event(back: int, sound: Document, analyzed: Analyze) -> None:
     packed = bytearray(gzip.compress(assemble(TEXTS, metadata=METADATA), mtime=0))
@@ -377,6 +390,7 @@ def test_a_wrong_checksum_costs_no_event(back: int, sound: Document, analyzed: A
     assert [rank["whole"] for rank in document["ranks"]] == [rank["whole"] for rank in sound["ranks"]]
 
 
+@pytest.mark.slow
 def test_gzip_in_several_members_reads_as_one(
     sound: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -472,6 +486,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Document:
     return analysis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE.keys())
 def test_a_bad_file_among_good_ones_costs_only_itself(
     content: bytes, alone: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -506,6 +521,7 @@ def test_a_folder_without_traces_is_refused_in_one_line(tmp_path: Path, capsys: 
     assert "other.json" in refused(folder, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", ["null", "[]", "[1, [2]]", "5", '"x"', "true", ""])
 def test_arguments_of_any_kind_cost_no_event(args: str, sound: Document, analyzed: Analyze) -> None:
     document = analyzed(text_of(victim(args=args)))
@@ -595,12 +611,12 @@ ARGUMENTS = (
 
 DIALECTS = ("usual", "old")
 EVERY_HOSTILE = [
-    pytest.param(key, value, dialect, id=f"{key}-{name}-{dialect}", marks=[pytest.mark.long] * ((a + b + c) % 2))
+    pytest.param(key, value, dialect, id=f"{key}-{name}-{dialect}", marks=[pytest.mark.slow] * ((a + b + c) % 4 > 0))
     for a, key in enumerate(ARGUMENTS)
     for b, (name, value) in enumerate(BIG.items())
     for c, dialect in enumerate(DIALECTS)
 ]
-"""Where each change is tested, each argument and each value is in both dialects, each pair of them in one."""
+"""Where each change is tested, each argument and each value is there, in one dialect or the other."""
 
 
 @pytest.mark.parametrize(("key", "value", "dialect"), EVERY_HOSTILE)
@@ -639,12 +655,12 @@ METADATA_KEYS = (
 )  # fmt: skip
 HOSTILE_METADATA = [
     pytest.param(key, after, value, id=f"{key}-{'after' if after else 'before'}-{value[:24]}",
-                 marks=[pytest.mark.long] * ((a + b + after) % 2))
+                 marks=[pytest.mark.slow] * ((a + b + after) % 4 > 0))
     for a, key in enumerate(METADATA_KEYS)
     for b, value in enumerate((*BIG.values(), *ODD_METADATA))
     for after in (False, True)
 ]  # fmt: skip
-"""Where each change is tested, each key and each value stands before and after the events, each pair of them once."""
+"""Where each change is tested, each key and each value is there, before the events or after them."""
 
 
 @pytest.mark.parametrize(("key", "after", "value"), HOSTILE_METADATA)
@@ -689,6 +705,7 @@ def test_a_hostile_step_number_leaves_the_other_steps_alone(number: str, sound: 
         assert steps[step["step"]]["window_ns"] == step["window_ns"]
 
 
+@pytest.mark.slow
 def test_times_at_the_edge_of_int64_stay_exact_or_are_left_out(tmp_path: Path) -> None:
     for base in (0, 1_711_964_646_000_000_000, 2**62 - 1):
         for ts in ("9223372036854774", "9223372036854000", "7000000000000000", "-9223372036854774", "1"):
@@ -700,6 +717,7 @@ def test_times_at_the_edge_of_int64_stay_exact_or_are_left_out(tmp_path: Path) -
                 check_sane(msgspec.to_builtins(overlapscope.load(path).analysis()))
 
 
+@pytest.mark.slow
 def test_events_nested_a_thousand_deep_cost_only_themselves(sound: Document, tmp_path: Path) -> None:
     for depth in (400, 1000, 5000, 100_000):
         for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
@@ -740,6 +758,7 @@ def big_files() -> Iterator[tuple[bytes, str, int]]:
     yield b'{"traceEvents":[{"ph":"X"}],"x":"' + b"a" * (8 << 20), "", 400
 
 
+@pytest.mark.slow
 def test_bombs_and_text_that_never_ends_are_refused_with_little_memory(tmp_path: Path) -> None:
     for content, message, most_mib in big_files():
         path = placed(tmp_path, content, "worker.json.gz" if message else "worker.json")
@@ -764,6 +783,7 @@ sys.exit(main(["analyze", sys.argv[1], "--json"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["rank", "world_size"])
 def test_a_world_of_impossible_size_is_answered_or_refused_in_bounded_memory(field: str, tmp_path: Path) -> None:
     text = assemble(TEXTS, metadata=METADATA)

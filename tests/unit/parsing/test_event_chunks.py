@@ -103,6 +103,7 @@ PHASED = {"phases": [{"ph": "X", "name": "inner"} for _ in range(6)]}
 LISTS = {"devices": DEVICES, "names": NAMED, "phases": PHASED, "all": DEVICES | NAMED | PHASED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS.keys())
 @pytest.mark.parametrize("metadata_after", [False, True], ids=["before", "after"])
 def test_lists_of_objects_in_the_metadata_are_no_events(lists: dict[str, object], metadata_after: bool) -> None:
@@ -134,6 +135,7 @@ def test_objects_and_text_inside_arguments_are_no_events(args: dict[str, object]
     check_pieces(write(events, metadata=distributed(0), ph_first=ph_first, indent=indent), len(events))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -194,6 +196,7 @@ EVERYTHING = [
 FORMS = st.fixed_dictionaries(dict.fromkeys(("metadata_after", "array", "indent", "ph_first"), st.booleans()))
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.sampled_from(DIALECTS), FORMS, st.integers(8, 20_000), st.integers(1, 5000))
 def test_the_size_of_pieces_and_blocks_never_shows(

@@ -43,6 +43,7 @@ def read(path: Path, sizes: list[int]) -> tuple[bytes, bool, list[str]]:
     return b"".join(stream.blocks()), stream.truncated, stream.warnings
 
 
+@pytest.mark.slow
 def test_the_fast_library_gives_what_the_standard_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("isal", reason="isal is not installed")
     for what, packed in odd_files():
@@ -83,6 +84,7 @@ def test_a_cut_file_is_decompressed_once_and_a_damaged_one_up_to_the_damage(
     assert again == ["damaged"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_decompression_bomb_is_refused(fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fast:

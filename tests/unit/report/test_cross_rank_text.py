@@ -444,6 +444,7 @@ def test_a_name_begins_no_line_of_its_own() -> None:
     assert not [line for line in text.render(analysis, all_rows=True).splitlines() if line.startswith("! rank 7")]
 
 
+@pytest.mark.slow
 def test_a_rank_of_one_step_has_one_row() -> None:
     lines = text.render(analyze(overlapscope.load(shared_file("kineto/megatron_tp8")).run)).splitlines()
     assert sum(line.startswith("rank 0 median of 1 step") for line in lines) == 1

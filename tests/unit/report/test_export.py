@@ -198,6 +198,7 @@ def test_a_launch_is_found_among_calls_of_one_time(
         assert not there or calls[row] == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REAL)
 def test_causes_and_paths_add_up_as_the_analysis_says(source: str) -> None:
     loaded, read = exported(source)

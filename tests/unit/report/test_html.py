@@ -259,6 +259,7 @@ def test_ticks_are_round_and_reach_the_largest_value(most: float) -> None:
     assert all(re.match(r"(1|2|2\.5|5)e", f"{found[1]:.10e}".replace("0", "").replace(".e", "e")) for _ in found[1:2])
 
 
+@pytest.mark.slow
 def test_long_runs_and_many_ranks_stay_bounded(pages: dict[str, tuple[Document, str]]) -> None:
     document, _ = pages["run"]
     raw = _json_of(document)
@@ -334,7 +335,7 @@ def test_the_script_shows_tips_points_out_series_and_sorts() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_browser_shows_it_without_a_request_or_an_error(
     browser: Any, pages: dict[str, tuple[Document, str]], tmp_path: Path, scheme: str
 ) -> None:
@@ -367,6 +368,7 @@ def test_a_browser_shows_it_without_a_request_or_an_error(
     context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("evil", EVIL)
 def test_a_browser_runs_nothing_of_a_hostile_name(browser: Any, tmp_path: Path, evil: str) -> None:

@@ -165,6 +165,7 @@ def test_a_message_joins_its_send_and_its_receive(offset: int) -> None:
     assert {each.origin.args.get("bytes", 0) for each in flows} == set(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REAL)
 def test_real_calls_are_joined_with_the_rank_that_their_slice_names(source: str) -> None:
     loaded, _ = exported(source)

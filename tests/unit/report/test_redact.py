@@ -128,6 +128,7 @@ OWN_WORDS = re.compile(r"[a-z_0-9 .,:()+-]{0,16}|[\W\d_]*|.{0,5}")
 """Names that are words of ours, or as short as one: whether one is left cannot be seen."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PUBLIC_FILES)
 def test_no_name_of_a_real_file_is_left(place: str) -> None:
     """Hosts, groups, files and modules of public inputs, gathered from the columns themselves."""

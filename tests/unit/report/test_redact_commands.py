@@ -45,6 +45,7 @@ def output_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | P
     return shown.out, shown.err
 
 
+@pytest.mark.slow
 def test_the_verdict_and_what_is_said_beside_it(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_the_verdict_and_what_is_said_beside_it(
     assert out.endswith("next: overlapscope compare BASE CAND\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["md", "json", "html", "junit", "openmetrics"])
 def test_reports_and_what_is_said_beside_them(
     style: str, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -75,6 +77,7 @@ def test_reports_and_what_is_said_beside_them(
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_errors(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     base, candidate = runs
     broken = candidate / "second-zqv"
@@ -97,6 +100,7 @@ def test_no_word_of_a_message_passes(words: str) -> None:
     assert message_for_stderr("cannot read zqv/new/trace.json", args) == f"CAND: {MESSAGE_LEFT_OUT}"
 
 
+@pytest.mark.slow
 def test_without_it_the_next_command_can_be_typed(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     base, candidate = runs
     shown = stdout_of(capsys, "gate", base, candidate, code=1)

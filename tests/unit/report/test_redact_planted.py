@@ -91,6 +91,7 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
         yield from objects(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_whole", [False, True])
 @given(word=WORDS, start=st.integers(0, 12))
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])

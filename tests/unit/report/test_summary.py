@@ -109,6 +109,7 @@ def waiting_longest(analysis: Analysis, rank: int | None) -> Analysis:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blame_ms", "words"),
     [

@@ -109,6 +109,7 @@ def test_phrases_are_found_in_text_and_names_of_fields_are_not() -> None:
     assert list(sentences('"""hides"""\na = "hidden ms"\nb = "hidden"\n')) == ["hidden ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "comparison", "gate", "history", "scaling"])
 def test_reports_use_the_words_of_the_field(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

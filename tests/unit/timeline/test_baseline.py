@@ -38,6 +38,7 @@ def gated(capsys: pytest.CaptureFixture[str], base: str, candidate: str, code: i
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_gate_says_the_same_of_a_baseline_as_of_the_run_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
     saved("main", BASE)
     run = gated(capsys, BASE, CANDIDATE, 1)
@@ -60,6 +61,7 @@ def test_the_report_says_the_same_figures(capsys: pytest.CaptureFixture[str]) ->
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 def test_names_of_hosts_and_addresses_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = load_run(Path(BASE))
     stated = {
@@ -114,12 +116,14 @@ def test_it_is_columns_only_and_small(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "baselines").iterdir()] == ["main"]
 
 
+@pytest.mark.slow
 def test_a_baseline_of_eight_ranks_of_a_real_job_is_some_hundred_kilobytes(tmp_path: Path) -> None:
     saved("megatron", str(shared_file("kineto/megatron_tp8")))
     total = sum(each.stat().st_size for each in (tmp_path / "baselines").rglob("*") if each.is_file())
     assert total < 600_000  # half of it are host spans
 
 
+@pytest.mark.slow
 def test_several_runs_are_one_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "ab":
         shutil.copytree(BASE, tmp_path / "runs" / name)

@@ -70,6 +70,7 @@ def shown(table: Columns, names: tuple[str, ...]) -> dict[str, list[object]]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(facts(), max_size=3))
 def test_joined_facts_say_what_their_parts_say_behind_each_other(parts: list[Facts]) -> None:
@@ -83,6 +84,7 @@ def test_joined_facts_say_what_their_parts_say_behind_each_other(parts: list[Fac
         assert shown(getattr(joined, name), joined.names) == expected
 
 
+@pytest.mark.slow
 @given(facts())
 def test_listed_rows_are_those_of_the_tables(drawn: Facts) -> None:
     tables = rows_of_sources(drawn, limit=2)
@@ -145,6 +147,7 @@ def test_groups_that_rank_0_is_not_in_are_those_that_their_own_ranks_list(tmp_pa
     assert load_run(tmp_path / "run").groups == (whole, own)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(facts())
 def test_facts_survive_a_run_directory_without_any_rank(tmp_path_factory: pytest.TempPathFactory, drawn: Facts) -> None:
@@ -238,6 +241,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_facts_alone_are_shown_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = files(tmp_path, FACTS)
@@ -267,6 +271,7 @@ def test_facts_alone_are_shown_in_text_and_json(tmp_path: Path, capsys: pytest.C
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_facts_alone_become_a_run_with_the_same_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs, run = files(tmp_path, FACTS), str(tmp_path / "run")
@@ -280,6 +285,7 @@ def test_facts_alone_become_a_run_with_the_same_figures(tmp_path: Path, capsys: 
     assert {"rank", "step", "complete", "exposed_comm_ns", "overlap_efficiency"} <= set(frame.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_a_log_alone_lists_its_calls_and_claims_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = files(tmp_path, CALLS)
@@ -297,6 +303,7 @@ def test_a_log_alone_lists_its_calls_and_claims_no_times(tmp_path: Path, capsys:
     assert "ms  exposed" not in text.replace("   ", "  ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_timed_ranks_and_ranks_with_a_log_stand_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = files(tmp_path, FACTS, CALLS, TIMES)

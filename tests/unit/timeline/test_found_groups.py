@@ -85,6 +85,7 @@ def analyzed(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...] = ()) 
 MESH = {"all_gather": set(DP), "all_reduce": set(TP), "reduce_scatter": set(DP)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock_us", [{}, {1: 40_000}, {0: -7000, 1: 3000, 2: 900}])
 @pytest.mark.parametrize("listed", [(), LISTED])
 def test_each_operation_has_the_groups_along_its_dimension(clock_us: dict[int, int], listed: tuple[Group, ...]) -> None:

@@ -90,6 +90,7 @@ pause()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_run_that_is_replaced_by_a_killed_process_is_the_old_or_the_new_one(steps: int, tmp_path: Path) -> None:
     run = older_run(tmp_path / "run")

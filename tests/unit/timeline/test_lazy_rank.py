@@ -51,6 +51,7 @@ def keeping_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (100,))
 
 
+@pytest.mark.slow
 def test_the_analysis_is_the_same_whether_tables_are_kept_or_read_again(
     job: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_copy_with_other_values_is_a_plain_timeline_with_all_tables(place: Pat
         assert first.no_such_table  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_loading_and_saving_a_run_does_not_load_pandas(place: Path, tmp_path: Path) -> None:
     """It takes Arrow half a second."""
     code = (

@@ -73,6 +73,7 @@ for name, content in whole.items():
 """
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_footer_refuses_the_table_or_changes_nothing(run: Path) -> None:
     # In a process of its own: damage of which pyarrow throws where Python cannot catch it would end the tests.
     command = [sys.executable, "-c", READ_EVERY_FOOTER, str(run / "rank_00000")]
@@ -159,6 +160,7 @@ def test_facts_that_the_run_does_not_state_are_those_of_another(stated: object, 
     assert size(overlapscope.load(run).run.facts.links) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("nowhere")])
 def test_what_is_no_file_in_the_place_of_facts_costs_those_alone(odd: Callable[[Path], None], run: Path) -> None:
     with_links(run)
@@ -176,6 +178,7 @@ def test_facts_that_are_no_folder_are_reported(run: Path) -> None:
     assert "facts left out: it is not a folder" in warnings_of(overlapscope.load(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["the folder", "a table", "rows"])
 def test_facts_that_are_gone_are_reported(lost: str, run: Path) -> None:
     with_links(run)
@@ -277,6 +280,7 @@ def test_a_run_is_never_written_over_or_into_what_is_read(run: Path, tmp_path: P
 # --- tables that are whole, or nearly, and not right ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [19, pytest.param(7, marks=pytest.mark.long)])
 def test_a_single_bit_that_a_disk_lost_costs_the_rank_and_is_no_other_figure(every: int, run: Path) -> None:
     table = run / "rank_00001" / "spans.parquet"
@@ -304,6 +308,7 @@ def test_a_table_of_another_rank_costs_the_rank(name: str, run: Path) -> None:
     assert f"{name}.parquet: is of rank 0" in left_out(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spans", "collectives", "steps"])
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_table_that_lost_rows_costs_the_rank(name: str, rows: int, run: Path) -> None:
@@ -329,6 +334,7 @@ def first_is(value: object) -> Callable[[Any], Any]:
     return lambda values: np.array([value, *values[1:]], object)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [

@@ -35,6 +35,7 @@ def raw_ns(value: object) -> int:
     return round(float(str(value)) * 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_a_launch_is_in_the_functions_that_the_raw_events_say(name: str, tmp_path: Path) -> None:
     path = shared_file(name)
@@ -81,6 +82,7 @@ def test_the_innermost_function_is_of_those_in_files_where_any_is() -> None:
     assert innermost([]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_no_figure_depends_on_whether_stacks_were_read(name: str) -> None:
     with_stacks, without = (run_of(shared_file(name), stacks=stacks) for stacks in (True, False))
@@ -127,6 +129,7 @@ def test_modules_and_functions_of_any_dialect_keep_their_times(dialect: Dialect,
         assert all(abs(a - b) <= slack for a, b in zip(one[2:], other[2:], strict=True))
 
 
+@pytest.mark.slow
 def test_explain_prints_the_stack_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
     path = shared_file(REAL[0])
     run = run_of(path, stacks=True)

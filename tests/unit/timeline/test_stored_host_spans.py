@@ -87,6 +87,7 @@ def test_host_spans_are_read_when_a_column_is_accessed_and_not_before(place: Pat
     assert reads.count("host") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "times"),
     [
@@ -305,6 +306,7 @@ def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(
         assert run.ranks[0].host.start_ns.size
 
 
+@pytest.mark.slow
 def test_a_page_lost_later_costs_an_analysis_the_host_events_of_its_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +336,7 @@ def test_a_page_lost_later_costs_an_analysis_the_host_events_of_its_rank(
         assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_command_that_goes_on_without_host_events_says_so_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,6 +374,7 @@ def analysis_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str
     return json.loads(told.out), told.err.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip_bit, without_column])
 def test_what_proves_damaged_when_read_costs_no_more_than_what_is_seen_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
@@ -400,6 +404,7 @@ def _with_waits_joined(info: dict[str, Any]) -> dict[str, Any]:
     return {**spans, "whole": joined(info["whole"]), "steps": list(map(joined, info["steps"]))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip_bit, without_column])
 def test_a_cpu_run_with_a_damaged_host_is_analysed_as_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]

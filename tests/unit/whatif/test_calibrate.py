@@ -59,6 +59,7 @@ def test_a_step_that_nothing_here_explains_is_not_called_interference() -> None:
         assert word in found.reason
 
 
+@pytest.mark.slow
 def test_ninety_of_a_hundred_truths_lie_inside_the_interval() -> None:
     """Truths are made by drawing all that is assumed from its range, and noise: the interval must hold most of them."""
     drawn = random.Random(11)

@@ -117,6 +117,7 @@ def test_other_compressions_are_refused(text: str) -> None:
         parse_compressions(text)
 
 
+@pytest.mark.slow
 def test_a_plan_shows_them_as_what_changes_numerics_with_wide_intervals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -
     assert found.measured[0].step_ns == pytest.approx(step_ns(made), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.5])
 @pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
 def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
@@ -122,6 +123,7 @@ def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() 
     assert wrong > 1.05 * truth
 
 
+@pytest.mark.slow
 def test_a_shifted_clock_changes_no_prediction() -> None:
     results = [predict_ddp(ddp_case_of_run(recorded(IN_PAIRS, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
     assert results[0].scenarios == results[1].scenarios
@@ -222,6 +224,7 @@ def test_no_rank_at_all_says_so() -> None:
         ddp_case_of_run(Run(world_size=2, ranks={}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kineto/sampled_pair", "rocprof", "nccl_log"])
 def test_real_recordings_that_cannot_be_replayed_are_answered_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -234,6 +237,7 @@ def test_real_recordings_that_cannot_be_replayed_are_answered_in_one_line(
     assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 def test_a_run_that_mostly_waits_gets_no_bucket_advice_and_no_false_straggler(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -281,6 +285,7 @@ def test_a_replay_that_does_not_fit_the_recording_says_nothing_of_the_largest_ga
         assert largest_gain(replace(found, verdict=verdict, scenarios=[found.scenarios[0], gains])) == most
 
 
+@pytest.mark.slow
 def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:
     """The trace files kept in the recording know neither names nor a cap: shapes and their order do."""
     own = predict_ddp(ddp_case_of_run(read_inputs([TRACES / "baseline"])), [1.0, 10.0, 1000.0], search=False)

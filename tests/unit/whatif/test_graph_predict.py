@@ -87,6 +87,7 @@ def test_a_recorded_step_of_fsdp_is_met_by_its_replay(shape: dict[str, float]) -
         assert replayed_ns(each) == pytest.approx(step_ns(made), rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_changes_of_fsdp_are_predicted_as_the_changed_job_takes(shape: dict[str, float]) -> None:
     answer = answered(fsdp(**shape), 0.5, 2.0)
@@ -222,6 +223,7 @@ def test_gathers_without_sizes_are_the_reason_why_no_setting_is_replayed() -> No
     assert whatif_text.render(answer, recorded=True).startswith("No setting was replayed: a step takes ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [1.2, 1.6])
 def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) -> None:
     run = recorded(fsdp(slow=slow))
@@ -287,6 +289,7 @@ def test_what_is_measured_of_transfers_does_not_depend_on_an_assumed_slowdown_of
     assert "comm_share" not in {each.name for each in case.assumptions}
 
 
+@pytest.mark.slow
 def test_a_shifted_clock_changes_no_prediction() -> None:
     made = fsdp(slow=1.2)
     runs = [recorded(made, shift_ns=(0, shift)) for shift in (0, 7_000_000)]
@@ -341,6 +344,7 @@ def with_waits_swapped(graph: Graph, first: int, second: int) -> Graph:
     return replace(graph, programmes={**graph.programmes, 1: items})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(4))
 def test_gathers_ahead_keep_the_order_of_launches_where_one_rank_seems_to_wait_in_another(at: int) -> None:
     made = fsdp(ahead=2)
@@ -505,6 +509,7 @@ def jobs(draw: st.DrawFn) -> Made:
     return Made(programmes=programmes, calls=calls)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(made=jobs())
 def test_any_recorded_step_is_met_and_keeps_within_its_bounds(made: Made) -> None:
@@ -588,6 +593,7 @@ def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
 # --- real recordings ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_answers_a_real_recording_of_fsdp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(shared_file("gloo_torch2.13"))
     file = tmp_path / "whatif.json"
@@ -608,6 +614,7 @@ def test_the_command_answers_a_real_recording_of_fsdp(tmp_path: Path, capsys: py
     assert main(["whatif", folder, "--algorithm", "magic"]) == 2
 
 
+@pytest.mark.slow
 def test_waiting_that_dominates_is_said_and_no_rank_is_a_straggler_that_is_none() -> None:
     """Hosts of all ranks pause: with pauses capped at 3 ms the step takes 288 ms by an independent simulation."""
     run = read_inputs([shared_file("kineto/megatron_tp8")])

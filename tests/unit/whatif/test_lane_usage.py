@@ -67,6 +67,7 @@ def test_every_pass_that_is_reduced_sends_all_gradients(case: RecordedCase) -> N
     assert [each.bytes for each in unused.sent].count(None) == 1
 
 
+@pytest.mark.slow
 def test_a_curve_over_caps_is_what_each_cap_alone_gives(case: RecordedCase) -> None:
     caps = caps_to_draw(case.workload(), case.baseline.ddp.bucket_cap_mb, 7.5)
     assert 7.5 in caps

@@ -53,6 +53,7 @@ def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
     )
 
 
+@pytest.mark.slow
 def test_steps_without_a_reduction_are_counted_and_the_ones_that_reduce_are_replayed() -> None:
     reducing = [1, 3, 5]
     run = changed(recorded(IN_PAIRS), lambda each: replace(each, collectives=of_steps(each.collectives, reducing)))

@@ -36,6 +36,7 @@ PROGRAM = [Launch(0, MS), Launch(1, 0, COMM, "nccl", "sum"), Record("done", 1), 
 UPDATE = Range(name="Optimizer.step#AdamW.step", start=880, end=890)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "name"),
     [

@@ -58,6 +58,7 @@ def test_a_replay_that_is_slow_by_one_share_throughout_gains_the_same() -> None:
     assert gains[0] == pytest.approx(gains[1], abs=0.004)
 
 
+@pytest.mark.slow
 def test_where_the_present_setting_is_the_best_a_change_is_hardly_ever_advised() -> None:
     """Truths are drawn: what is assumed, what the model misses, noise; the best cap of each is the present one."""
     drawn = random.Random(3)

@@ -62,6 +62,7 @@ def predicted(calibrated_on: list[float]) -> Predictions:
 # --- the public sweep -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [1.0, 10.0, 25.0, 100.0])
 def test_one_measured_cap_predicts_the_five_others(cap: float) -> None:
     """8x RTX PRO 6000: held-out mean error at most 3 %, and the chosen cap costs at most 1.5 % more than the best."""
@@ -77,6 +78,7 @@ def test_one_measured_cap_predicts_the_five_others(cap: float) -> None:
     assert np.median(2 * half / truth) < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [250.0, 500.0])
 def test_a_cap_that_overlaps_too_little_leaves_interference_open_and_the_interval_covers_the_truth(cap: float) -> None:
     made = predicted([cap])
@@ -90,6 +92,7 @@ def test_a_cap_that_overlaps_too_little_leaves_interference_open_and_the_interva
     assert any("could not be measured; assumed" in each for each in found.reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [1.0, 100.0])
 def test_the_prediction_holds_at_both_ends_of_whatever_is_assumed(cap: float) -> None:
     """So no assumed constant is one of this data set."""
@@ -173,6 +176,7 @@ def test_a_sweep_inside_its_noise_gives_no_change() -> None:
     assert {cap: each.predicted_step_ns / MS for cap, each in shown.items()} == pytest.approx(steps)
 
 
+@pytest.mark.slow
 def test_several_measured_settings_are_judged_by_their_spread() -> None:
     """The replay misses these by far, which matters no longer: all of them were measured."""
     steps = {1: 140.0, 10: 120.0, 25: 131.0, 77: 121.0}
@@ -230,6 +234,7 @@ def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -
     assert removed.gain == pytest.approx(30 / 126.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_no_setting_is_never_the_best() -> None:
     found = predict_ddp(
         plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS
@@ -275,6 +280,7 @@ def inside(each: Scenario) -> bool:
     return each.low_ns <= each.predicted_step_ns <= each.high_ns and each.gain_low <= each.gain <= each.gain_high
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     step=st.floats(95, 130),

@@ -32,6 +32,7 @@ def answered(asked: RequestedSettings) -> tuple[RecordedCase, WhatIf]:
     return ddp_case_of_run(run), predict_recording(run, [2.0], ReplayOptions(), asked, search=False)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_stands_behind_the_rest_and_is_never_the_best() -> None:
     _, plain = answered(RequestedSettings())
     _, found = answered(RequestedSettings(zero_stages=(1, 2, 3), partitions_mb=(0.5,), priority=True))
@@ -47,6 +48,7 @@ def test_what_is_asked_for_stands_behind_the_rest_and_is_never_the_best() -> Non
     assert all(each.hypothetical for each in found.scenarios[-3:])
 
 
+@pytest.mark.slow
 def test_intervals_of_stages_span_what_was_not_measured_and_memory_is_adams_where_nothing_tells() -> None:
     case, found = answered(RequestedSettings(zero_stages=(1, 3)))
     first, third = found.scenarios[-2:]
@@ -62,6 +64,7 @@ def test_intervals_of_stages_span_what_was_not_measured_and_memory_is_adams_wher
     assert any("with sgd: 0 bytes a parameter" in each for each in named.reasons)
 
 
+@pytest.mark.slow
 def test_an_order_that_gains_nothing_is_said_to() -> None:
     _, found = answered(RequestedSettings(partitions_mb=(0.5,)))
     (said,) = [each for each in found.reasons if each.startswith("partition_mb")]
@@ -83,6 +86,7 @@ def test_nothing_is_replayed_that_has_no_meaning() -> None:
         with_requested(found, many, RequestedSettings(priority=True))
 
 
+@pytest.mark.slow
 def test_the_commands_show_them_under_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--no-search", "--bucket-cap-mb", "4", "--zero-stage", "1,3", "--partition-mb", "4", "--priority"]
     assert main(["whatif", REGRESSED, *options]) == 0
@@ -218,6 +222,7 @@ def test_more_channels_than_now_are_a_least_number_and_as_many_are_named() -> No
     assert old == {"nccl_variables": "NCCL_MIN_NCHANNELS=16  # for all communicators of the process"}
 
 
+@pytest.mark.slow
 def test_no_channels_are_tried_where_a_late_rank_dominates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(shared_file("kineto/megatron_tp8")), "--channels", "4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -78,6 +78,7 @@ def test_the_error_bar_of_a_scenario_is_that_of_alike_steps() -> None:
     assert faster.high_ns - faster.low_ns == pytest.approx(2 * bar * faster.predicted_step_ns, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100_ddp", "a100_rank3of8", "megatron_tp8", "b200", "mi300", "v100_2020"])
 def test_nothing_that_changes_communication_beats_the_step_without_any(name: str) -> None:
     answer = answered(run_of(name), 0.5, 2.0, 1000.0)
@@ -92,6 +93,7 @@ def test_nothing_that_changes_communication_beats_the_step_without_any(name: str
         assert each.gain_low <= each.gain <= each.gain_high
 
 
+@pytest.mark.slow
 def test_ranks_that_are_late_together_are_removed_together_as_in_the_analysis() -> None:
     run, culprits, _ = late_pair(0)
     replay = run_replay(run, match_and_align(run))
@@ -107,6 +109,7 @@ def test_ranks_that_are_late_together_are_removed_together_as_in_the_analysis() 
     assert both.share == pytest.approx(1 - recording.gain_ns / recording.aligned_ns, abs=0.01)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_late_in_few_steps_are_no_straggler_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     run, culprits, _ = late_pair(0)
     replay = run_replay(run, match_and_align(run))
@@ -117,6 +120,7 @@ def test_ranks_that_are_late_in_few_steps_are_no_straggler_to_remove(monkeypatch
     assert replay.late_with(culprits[0]) == (), f"rank {culprits[1]} is late in two of five steps"
 
 
+@pytest.mark.slow
 def test_of_a_ddp_job_whose_buckets_cannot_be_replayed_the_rest_is_answered() -> None:
     answer = answered(run_of("a100_rank3of8"))
     assert answer.kind == "ddp"
@@ -173,6 +177,7 @@ def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
     assert other_algorithm("double_binary_tree").transfers is not None
 
 
+@pytest.mark.slow
 def test_a_step_that_took_much_longer_distorts_nothing(tmp_path: Path) -> None:
     """The host stops for a second between its third and fourth step, as for a checkpoint."""
     trace = json.loads(gzip.decompress(shared_file(TRACES["a100_rank3of8"]).read_bytes()))

@@ -52,6 +52,7 @@ def noted(run: Run, *, splits: bool) -> Run:
     return replace(run, ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
     [compiled(4), compiled(1, 2), compiled(2, outer=True), noted(recorded(IN_ONE), splits=True)],
@@ -70,6 +71,7 @@ def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> 
     assert "DDPOptimizer" in reasons[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
     [

@@ -55,6 +55,7 @@ def test_fewer_buckets_are_advised_with_the_time_that_their_launches_take() -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [{"buckets": 19}, {"size_bytes": 100 * MIB}, {"each_us": 0.9}, {"phase": "forward"}, {"seen": "FSDP::pre_forward"}],

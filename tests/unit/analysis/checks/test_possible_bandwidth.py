@@ -156,6 +156,7 @@ def test_a_file_or_a_preset_can_be_named_and_anything_else_is_refused(tmp_path):
         reference_bandwidths(str(other))
 
 
+@pytest.mark.slow
 def test_the_verb_takes_it_and_its_help_names_every_preset(capsys):
     source = str(shared_file("kineto/megatron_tp8"))
     assert main(["analyze", source, "--bandwidth", "8xh100-nvswitch"]) == 0

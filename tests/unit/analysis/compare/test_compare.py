@@ -102,6 +102,7 @@ def medians(cells: Sequence[dict[int, dict[int, Cell]]], figure: str, *, worst: 
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(base=st.lists(jobs(), min_size=1, max_size=2), candidate=st.lists(jobs(), min_size=1, max_size=2))
 def test_figures_and_parts_are_those_of_every_single_nanosecond(base: list[Job], candidate: list[Job]) -> None:
@@ -237,6 +238,7 @@ def real() -> dict[str, MeasuredRun]:
     return {name: measure_run(read_inputs([shared_file(name)]), name) for name in REAL}
 
 
+@pytest.mark.slow
 def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, MeasuredRun]) -> None:
     for base in real.values():
         for candidate in real.values():
@@ -247,6 +249,7 @@ def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, Me
                 assert all(not each.difference for each in comparison.metrics)
 
 
+@pytest.mark.slow
 def test_jobs_of_other_sizes_and_devices_are_compared_and_called_so(real: dict[str, MeasuredRun]) -> None:
     comparison = compare([real["kineto/megatron_tp8"]], [real["gloo_torch2.13"]])
     assert not comparison.same_job
@@ -441,6 +444,7 @@ def test_hostile_names_stay_on_one_line_and_short() -> None:
     assert "y" * 100 not in text
 
 
+@pytest.mark.slow
 def test_a_loaded_run_compares_itself_with_another() -> None:
     base, candidate = (overlapscope.load(ROOT / "traces" / name) for name in ("baseline", "regressed"))
     comparison = base.compare(candidate)

@@ -81,6 +81,7 @@ def test_two_stragglers_on_one_of_two_unequal_hosts_are_mostly_on_the_larger() -
     assert its.accusation_chances({"a": 8, "b": 4}, 1, 2)["a"] == pytest.approx(28 / 34)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True])
 def test_of_healthy_fleets_on_unequal_hosts_with_several_stragglers_few_have_a_host_named(together: bool) -> None:
     placed = {"a": list(range(8)), "b": list(range(8, 12))}

@@ -39,6 +39,7 @@ def test_three_runs_are_a_history_with_the_figures_of_the_comparison(capsys: pyt
     assert changed[1] == changed[2]
 
 
+@pytest.mark.slow
 def test_two_runs_are_a_history_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, BASE, CANDIDATE)["schema"] == "overlapscope.comparison/1"
     assert answer(capsys, BASE, CANDIDATE, "--history")["schema"] == "overlapscope.history/1"

@@ -157,6 +157,7 @@ def of_buckets(run: ObservedRun, knobs: dict[str, object]) -> Prediction:
     return replace(one, knobs=knobs, ranks=run.ranks, gradient_bytes=run.gradient_bytes)
 
 
+@pytest.mark.slow
 def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_against_it(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_candidate_of_another_model_is_still_compared(runs: Path, capsys: pyte
     assert "another model or number of ranks" in said.err
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_commands_print(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_less_work_a_rank_is_not_weak_scaling() -> None:
     assert "--scaling strong" in found.warnings[0]
 
 
+@pytest.mark.slow
 @given(jobs(), jobs(), st.sampled_from(["weak", "strong"]))
 def test_the_parts_add_up_and_are_what_a_slow_count_finds(small: Job, large: Job, mode: Mode) -> None:
     sizes = (3, 8)
@@ -131,6 +132,7 @@ def test_the_command_tells_it_as_text_and_json(larger: Path, capsys: pytest.Capt
     assert "add --scale" in failed(capsys, 2, "compare", BASE, BASE, BASE)
 
 
+@pytest.mark.slow
 def test_report_tells_it_in_every_format_from_runs_and_from_json(
     larger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

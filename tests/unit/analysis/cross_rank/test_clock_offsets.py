@@ -168,6 +168,7 @@ def test_a_call_that_ends_before_its_last_member_came_is_a_reason():
     assert match_and_align(pairs_and_rows(steps=3)).matching.reasons == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 3, 6])
 def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that_is_missing(rank):
     run = read_inputs([shared_file("kineto/megatron_tp8")])

@@ -428,6 +428,7 @@ def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Ru
     return replace(run, ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REAL)
 def test_real_calls_are_paired_as_plain_loops_pair_them(source):
     run = loaded(source)

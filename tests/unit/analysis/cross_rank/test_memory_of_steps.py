@@ -56,6 +56,7 @@ def held_of(place: Path) -> tuple[int, int]:
     return held, sum(timeline.num_spans for timeline in run.ranks.values())
 
 
+@pytest.mark.slow
 def test_spans_are_not_held_once_a_rank_is_summarized(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_spans_are_not_held_once_a_rank_is_summarized(
     assert a_span[0] < LESS * a_span[1 << 40], a_span
 
 
+@pytest.mark.slow
 def test_no_more_ranks_are_opened_at_a_time_than_there_is_room_for(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def verdicts(analysis: Analysis) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "ties", "stragglers"),
     [

@@ -273,6 +273,7 @@ def test_tiny_calls_of_groups_without_names_need_what_those_of_as_many_members_t
     assert set(shortest_of_like(timeline, lasted, {}).tolist()) == {expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs_us", "set_up"),
     [

@@ -257,6 +257,7 @@ def test_causes_add_up_to_exposed_time_in_every_window(source: Any) -> None:
             assert each.hidden_wait_ns + each.hidden_transfer_ns == each.overlapped_ns
 
 
+@pytest.mark.slow
 def test_megatrons_ranks_wait_for_hosts() -> None:
     analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
     for rank in analysis.ranks:
@@ -739,6 +740,7 @@ def test_of_a_partly_recorded_group_the_wait_for_the_last_recorded_member_is_cer
     assert explained(early, late, members=(0, 1, 2))[1] == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
 
 
+@pytest.mark.slow
 def test_one_missing_rank_of_eight_hides_only_the_waits_for_it() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     without = replace(run, ranks={rank: run.ranks[rank] for rank in range(7)})  # rank 7 is never to blame
@@ -781,6 +783,7 @@ def test_what_is_left_of_a_call_goes_by_the_graph(
     assert found.within((0, 100)) == causes
 
 
+@pytest.mark.slow
 def test_waiting_and_slow_transfers_come_before_what_the_graph_says() -> None:
     analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
     by_graph = own_causes(read_inputs([shared_file("kineto/megatron_tp8")]).ranks[0]).exposed

@@ -153,6 +153,7 @@ def test_that_the_host_was_not_recorded_is_said_once() -> None:
     assert "No host events" not in idle
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(traces())
 def test_sums_are_exact_whatever_happens_in_a_trace(timeline: RankTimeline) -> None:

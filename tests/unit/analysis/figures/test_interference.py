@@ -75,6 +75,7 @@ def test_launches_beside_other_communication_are_not_free_of_it() -> None:
     assert interference(spans, own).value == "never_both", "free of it, launches seem to differ from step to step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [None, 1.0])
 def test_the_interval_covers_the_known_factor_of_generated_jobs(times: float | None) -> None:
     jobs = [draw(seed, times) for seed in range(5_000, 5_000 + JOBS)]
@@ -87,6 +88,7 @@ def test_the_interval_covers_the_known_factor_of_generated_jobs(times: float | N
     assert abs(np.mean([each.times / truth - 1 for truth, each in known])) < 0.01
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_mean_of_transfers_that_slow_compute_unequally() -> None:
     """What runs beside one transfer is slowed together: so many launches are not as many observations."""
     covered = known = 0
@@ -102,6 +104,7 @@ def test_the_interval_covers_the_mean_of_transfers_that_slow_compute_unequally()
     assert covered >= 0.85 * known
 
 
+@pytest.mark.slow
 def test_in_steps_that_overlap_alike_repeated_layers_stand_for_each_other() -> None:
     jobs = [replace(draw(seed), jitter=0.0) for seed in range(5_000, 5_000 + JOBS)]
     found = [(job.times, interference(spans_of(job)[0]).value) for job in jobs]

@@ -56,6 +56,7 @@ def test_a_recording_without_calls_has_no_rows() -> None:
     assert op_times(none, match_and_align(none)) == []
 
 
+@pytest.mark.slow
 def test_a_curve_goes_through_the_bandwidths_that_were_measured() -> None:
     run = _read(shared_file("kineto/megatron_tp8"))
     rows = analyze(run).collectives

@@ -179,6 +179,7 @@ def test_the_step_that_other_tools_drop_is_kept_and_communicates_for_longer_inst
     assert not [each.id for each in analysis.findings if each.id.startswith("odd_step")]
 
 
+@pytest.mark.slow
 def test_megatron_collectives_have_sizes_from_the_annotations() -> None:
     run = overlapscope.load(*(shared_file(f"kineto/megatron_tp8/megatron_kineto_{rank}.json.gz") for rank in range(8)))
     rows = {(row.op, row.bytes, row.dtype, row.group_size): row.count for row in run.analysis().collectives}

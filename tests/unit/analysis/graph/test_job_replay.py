@@ -72,6 +72,7 @@ def test_no_scenario_of_one_rank_beats_its_bound(program: Program) -> None:
     check_bounds(simulate({0: program}).run)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(jobs())
 def test_no_scenario_of_several_ranks_beats_its_bound(

@@ -206,6 +206,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[int, list[Operation]], dict[str, int], d
     return job, transfers, {rank: draw(st.integers(0, 2_000)) * US for rank in range(ranks)}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(jobs(), st.sampled_from([0.0, 0.5, 2.0]))
 def test_ranks_wait_for_each_other_and_changed_links_are_predicted(
@@ -273,6 +274,7 @@ def jobs_with_a_straggler(draw: st.DrawFn) -> tuple[dict[int, list[Operation]], 
     return job, {f"call {call}": draw(st.integers(50, 300)) * US for call in range(calls)}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(jobs_with_a_straggler())
 def test_a_rank_with_the_host_of_a_peer_is_predicted(job: tuple[dict[int, list[Operation]], dict[str, int]]) -> None:

@@ -93,6 +93,7 @@ def test_a_receiver_that_came_last_stays_on_its_rank() -> None:
     assert path.ranks == {"0": 60 * MS}
 
 
+@pytest.mark.slow
 def test_a_stage_with_too_much_to_do_holds_the_path_of_a_pipeline() -> None:
     job = Job(layout=Layout(pp=4), microbatches=6, steps=4, seed=1)
     found = shares(plant(job, "stage_imbalance", share=0.25, culprit=1))

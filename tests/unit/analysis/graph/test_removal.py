@@ -73,6 +73,7 @@ def is_predicted(seed: int) -> bool:
     return abs(found.aligned_ns - found.gain_ns - healthy_ns) <= WITHIN * healthy_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_without_their_excess_a_job_takes_what_the_generator_says(seed: int) -> None:
     assert is_predicted(seed)
@@ -86,6 +87,7 @@ def is_in_range(seed: int) -> bool:
     return least - WITHIN * healthy_ns <= healthy_ns <= most + WITHIN * healthy_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 4])
 def test_where_communication_slows_compute_the_range_holds_what_the_generator_says(seed: int) -> None:
     """The figure itself does not: how much compute is slowed is not known."""
@@ -106,6 +108,7 @@ def test_without_their_excess_most_jobs_take_what_the_generator_says() -> None:
     assert sum(is_predicted(seed) for seed in range(100, 200)) >= 95
 
 
+@pytest.mark.slow
 def test_ranks_that_are_late_together_are_worth_much_and_one_of_them_is_worth_nothing() -> None:
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
@@ -134,6 +137,7 @@ def test_a_rank_without_a_peer_has_no_removal_value() -> None:
     assert removal(graph_of(run).replayed, culprits, programs) is None
 
 
+@pytest.mark.slow
 def test_stragglers_carry_what_they_are_worth_together() -> None:
     run, culprits, _ = late_pair(0)
     found = {each.rank: each for each in analyze(run).skew.stragglers}
@@ -147,6 +151,7 @@ def test_stragglers_carry_what_they_are_worth_together() -> None:
         assert 0 < each.removal_low_ns <= each.removal_ns <= each.removal_high_ns
 
 
+@pytest.mark.slow
 def test_where_hosts_were_not_recorded_blame_alone_names_a_straggler_and_says_so() -> None:
     job = draw("late_pair", 0).job
     (culprit, _) = job.fault.culprits
@@ -164,6 +169,7 @@ def test_where_hosts_were_not_recorded_blame_alone_names_a_straggler_and_says_so
     assert (found.rank, found.removal_ns, found.no_removal_reason) == (culprit, None, "no_device")
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_too_large_to_replay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run, _, _ = late_pair(0)
     monkeypatch.setattr("overlapscope.analysis.graph.removal.MOST_SPANS", 1)
@@ -171,6 +177,7 @@ def test_a_recording_that_is_too_large_to_replay_says_so(monkeypatch: pytest.Mon
     assert all(each.removal_ns is None for each in analyze(run).skew.stragglers)
 
 
+@pytest.mark.slow
 def test_what_a_step_gains_is_the_mean_over_the_steps_that_all_recorded() -> None:
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)

@@ -97,6 +97,7 @@ def by_name(run: Run, path: FollowedPath) -> dict[tuple[str, str], int]:
     return dict(sums)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.integers(0, 1 << 32))
 def test_the_path_is_that_of_the_graph_that_made_the_times(seed: int) -> None:
@@ -110,6 +111,7 @@ def test_the_path_is_that_of_the_graph_that_made_the_times(seed: int) -> None:
     assert by_name(run, path) == expected.parts
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(0, 1 << 32))
 def test_only_what_is_on_the_path_shortens_the_step(seed: int) -> None:

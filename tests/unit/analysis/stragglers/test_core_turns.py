@@ -82,6 +82,7 @@ def test_no_number_of_cores_is_ruled_out_by_less_than_chance_has(seed: int) -> N
     assert _wanted(equal).beyond(2) == pytest.approx(LENGTH / 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "cores"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (4, 3), (8, 6)])
 def test_hosts_of_a_cpu_run_that_take_turns_share_so_many_cores(hosts: int, cores: int) -> None:
     """All compute all the time; with a core each more would run at once, as often as counted over all their subsets."""
@@ -137,6 +138,7 @@ def mixed(*groups: Sequence[HostRuns]) -> list[HostRuns]:
     return [each for together in zip_longest(*groups) for each in together if each is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "shared"),
     [
@@ -272,6 +274,7 @@ def test_a_rank_that_made_more_calls_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each.rank for each in late_on_shared_cores(monkeypatch, late, {CULPRIT: 90 * MS})] == [CULPRIT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "others", "held_by"),
     [

@@ -136,6 +136,7 @@ def test_a_longer_time_between_operations_is_no_pause() -> None:
     assert of_operations([*usual, later]).paused.starts.size == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("hosts", "cores"), [(2, 1), (3, 2), (4, 2)])
 def test_operations_of_hosts_that_share_cores_show_how_many(seed: int, hosts: int, cores: int) -> None:
@@ -148,6 +149,7 @@ def test_operations_of_hosts_that_share_cores_show_how_many(seed: int, hosts: in
     assert found(hosts) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("slowed", [1.3, 1.7, 2.0])
 def test_operations_that_are_short_only_alone_show_no_turns(seed: int, slowed: float) -> None:

@@ -98,6 +98,7 @@ def accused(run: Run) -> list[Straggler]:
     return analyze(run).skew.stragglers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "held_by"),
     [
@@ -395,10 +396,12 @@ def test_a_rank_that_pauses_as_long_in_each_step_is_named_however_late_it_is(
     assert [each.rank for each in accused(job(fault="host", pause_ms=pause_ms))] == [1] * named
 
 
+@pytest.mark.slow
 def test_healthy_ranks_are_not_accused() -> None:
     assert sum(bool(accused(job(seed))) for seed in range(40)) == 0
 
 
+@pytest.mark.slow
 def test_a_rank_without_which_the_recording_is_as_long_is_no_straggler() -> None:
     """Two ranks of megatron_tp8 have nearly all blame; its hosts share two cores, and each is late in turn."""
     analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
@@ -406,6 +409,7 @@ def test_a_rank_without_which_the_recording_is_as_long_is_no_straggler() -> None
     assert analysis.skew.stragglers == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip_bit, lambda file: file.write_bytes(file.read_bytes()[:-20])])
 def test_no_host_is_accused_where_the_record_of_one_is_damaged(
     tmp_path: Path, damage: Callable[[Path], object]

@@ -117,6 +117,7 @@ def test_what_a_stage_waited_for_its_turn_it_did_not_compute_as_little_as_what_i
     assert _still_ns(found) == {0: 0, 1: pytest.approx(43 * MS, abs=100)}, "and 3 ms that were no pause"
 
 
+@pytest.mark.slow
 def test_hosts_that_a_scheduler_made_take_turns_wait_for_a_core() -> None:
     """Two hosts on one core, for 4 ms at a time: all that they pause in operations is the other one's turn."""
     made = operations_on_cores(2, 1, 1, most_ns=5 * MS, steps=6)

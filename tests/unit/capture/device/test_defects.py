@@ -311,6 +311,7 @@ def test_g12_a_device_that_is_first_used_inside_the_profile_is_recorded(
     assert not timeline.steps.cut.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_recording_in_parts_on_a_device_has_every_step_whole(
     every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -420,6 +421,7 @@ def test_g20_a_model_in_a_stream_of_its_own_keeps_its_waits(monkeypatch: pytest.
     assert agree(job, [group]) == dict.fromkeys((1, 2, 3), "exact")
 
 
+@pytest.mark.slow
 def test_g21_few_events_live_at_once_however_long_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = VirtualCuda()
     job = VirtualJob(cuda, monkeypatch)

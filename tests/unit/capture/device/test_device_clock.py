@@ -141,6 +141,7 @@ def test_g2_the_models_device_is_marked_and_no_other_is_touched(virtual: Callabl
     assert cuda.touched == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronized", [True, False])
 @pytest.mark.parametrize("ppm", [40.0, -40.0])
 def test_g9_drift_over_an_hour_is_followed_and_nothing_begins_before_its_launch(

@@ -216,6 +216,7 @@ def test_figures_are_the_truth_or_lie_in_the_stated_interval(
         assert set(found.values()) == {"exact"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ppm", [40.0, -40.0])
 @pytest.mark.parametrize("kind", ["ddp", "tensor parallel", "two communicators"])
 def test_g9_figures_of_steps_over_an_hour_are_the_truth(kind: str, ppm: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ def test_a_row_shows_the_figures_of_analyze_and_the_verdict_of_the_gate(site: Si
     assert rows["baseline"]["tags"] == ["bucket 4 MiB"], "tags that all runs share are not repeated"
 
 
+@pytest.mark.slow
 def test_the_small_bar_is_to_scale_within_one_pixel(site: Site) -> None:
     for row in first_page(site):
         head = site.run(row["id"]).analysis.headline
@@ -124,6 +125,7 @@ def test_a_trend_shows_outliers_and_draws_noise_small() -> None:
     assert (points[0][0], points[-1][0]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_run_without_times_is_not_called_calm(tmp_path: Path) -> None:
     written = dump([Entry(), Entry(op="broadcast")], groups={"0": ("default_pg", [0, 1])})
     write_pickle(tmp_path / "nccl_trace_rank_0", written)
@@ -138,6 +140,7 @@ def test_tags_are_what_tells_runs_apart() -> None:
     assert tags_of({}, is_dry=False) == ()
 
 
+@pytest.mark.slow
 def test_a_broken_run_costs_its_row_and_tells_no_path(site: Site) -> None:
     root = site.roots[0]
     (root / "regressed" / "rank_00000" / "spans.parquet").write_bytes(b"no table")
@@ -152,6 +155,7 @@ def test_a_broken_run_costs_its_row_and_tells_no_path(site: Site) -> None:
     assert str(root) not in str(rows)
 
 
+@pytest.mark.slow
 def test_recordings_of_several_jobs_are_several_rows(tmp_path: Path) -> None:
     for rank in range(2):
         record(tmp_path / f"a{rank}.json", rank)
@@ -173,6 +177,7 @@ def test_recordings_of_several_jobs_are_several_rows(tmp_path: Path) -> None:
     site.listed.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_changes_keeps_its_figures_until_the_new_ones_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +238,7 @@ def settled(runs: ListedRuns, given: run_list._Task) -> object:
     return runs._results[given.key]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_or_fails_costs_its_run() -> None:
     runs = alone()
     assert "was killed" in str(settled(runs, task(os.abort)))
@@ -269,6 +275,7 @@ def test_runs_and_folders_of_runs_can_be_named_together(tmp_path: Path) -> None:
     assert [each.id for each in again.runs] == [each.id for each in found.runs]
 
 
+@pytest.mark.slow
 def test_a_large_run_is_not_read_beside_a_page_that_reads_one() -> None:
     reading = [True]
     runs = ListedRuns(lambda: RunLocations(runs=()), {}, ReadOptions(), lambda: reading[0])
@@ -283,6 +290,7 @@ def test_a_large_run_is_not_read_beside_a_page_that_reads_one() -> None:
     runs.close()
 
 
+@pytest.mark.slow
 def test_the_list_is_encoded_once_while_nothing_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_list, "LOOK_S", 600.0)
     app = create_app(site.roots).server

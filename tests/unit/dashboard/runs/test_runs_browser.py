@@ -96,6 +96,7 @@ def test_which_run_is_worst_and_the_order_is_in_the_address(visit: Visit) -> Non
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_a_filter_takes_words_and_limits(visit: Visit) -> None:
     page = opened(visit)
     for text, found in (
@@ -120,6 +121,7 @@ def test_a_filter_takes_words_and_limits(visit: Visit) -> None:
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_with_one_click_and_the_choice_can_be_shared(visit: Visit, browser: Any) -> None:
     page = opened(visit, "?sort=name")
     assert page.get_by_role("checkbox", name="Choose broken to compare").is_disabled()
@@ -155,6 +157,7 @@ def test_two_runs_are_compared_with_one_click_and_the_choice_can_be_shared(visit
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_filters_sorts_pins_chooses_and_opens(visit: Visit) -> None:
     page = opened(visit, "?sort=name")
     page.evaluate("document.activeElement.blur()")
@@ -185,6 +188,7 @@ def test_the_keyboard_alone_filters_sorts_pins_chooses_and_opens(visit: Visit) -
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_recorded_appears_and_fills_in_by_itself(
     tmp_path: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_run_that_is_recorded_appears_and_fills_in_by_itself(
     leave(visit)
 
 
+@pytest.mark.slow
 def test_the_history_of_the_filtered_runs_is_drawn_to_scale(visit: Visit) -> None:
     page = opened(visit, f"?sort=name&pin={visit.ids['first']}")
     assert page.locator("#runs-history").is_hidden()
@@ -226,6 +231,7 @@ def test_the_history_of_the_filtered_runs_is_drawn_to_scale(visit: Visit) -> Non
     assert visit.wrong == []
 
 
+@pytest.mark.slow
 def test_names_of_runs_stay_text(tmp_path: Path, visit: Visit) -> None:
     for at in range(2):
         hostile_traces(tmp_path / f"traces{at}", EVIL)
@@ -240,6 +246,7 @@ def test_names_of_runs_stay_text(tmp_path: Path, visit: Visit) -> None:
     leave(visit)
 
 
+@pytest.mark.slow
 def test_bars_are_to_scale_within_one_pixel(visit: Visit) -> None:
     known = visit.ids
     page = opened(visit)
@@ -279,6 +286,7 @@ def overflows(page: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_nothing_is_cut_and_axe_finds_nothing_at_any_width(visit: Visit, scheme: str) -> None:
     known, script = visit.ids, axe_script()

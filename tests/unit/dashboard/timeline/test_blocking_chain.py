@@ -106,6 +106,7 @@ def test_slack_of_a_step_is_how_much_later_its_end_could_be(regressed: OpenRun) 
     assert {each.gain for each in shown.steps} == {"gain n/a"}, "threads of CPUs slow each other"
 
 
+@pytest.mark.slow
 def test_what_a_step_is_worth_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     place = shared_file("kineto/megatron_tp8")
     opened = Site([place]).run(Site([place]).find_runs().runs[0].id)
@@ -150,6 +151,7 @@ def test_what_has_no_chain_says_why(regressed: OpenRun, asked: str, words: str) 
         blocking_chain(regressed, asked)
 
 
+@pytest.mark.slow
 def test_while_a_graph_is_built_the_progress_is_said_and_views_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +223,12 @@ def chain_stands(page: Any) -> None:
     page.wait_for_selector("#timeline-drawn .tl-link", state="attached")
 
 
+def asked_for_what_is_left(page: Any, widths: list[float]) -> bool:
+    """Whether the last picture that was asked for is as wide as the plot is now."""
+    left = page.locator("#timeline-figure .nsewdrag").first.bounding_box()["width"]
+    return bool(widths) and abs(widths[-1] - left) <= 40
+
+
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser: Any, address: str) -> None:
@@ -237,7 +245,6 @@ def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser
     # It leads to rank 1, which is now shown beside rank 0, and the lines reach it.
     page.wait_for_function("() => document.getElementById('timeline-ranks').value === '0,1'")
     page.wait_for_function("() => document.querySelectorAll('#timeline-drawn .tl-link .head').length > 0")
-    page.wait_for_load_state("networkidle")
     assert page.locator("#timeline-pointed strong").text_content().startswith("rank 0 at "), "pinned while a rank came"
     steps = page.locator(".tl-step").all_text_contents()
     assert any("late rank" in each for each in steps)
@@ -249,9 +256,7 @@ def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser
     chain_stands(page)
     assert page.locator(".tl-step").all_text_contents() == steps
     # The panel takes width from the plot, whose labels are those that fit what is left.
-    page.wait_for_load_state("networkidle")
-    left = page.locator("#timeline-figure .nsewdrag").first.bounding_box()["width"]
-    assert widths[-1] == pytest.approx(left, abs=40)
+    assert any(asked_for_what_is_left(page, widths) or page.wait_for_timeout(100) for _ in range(300))
     page.locator(".tl-chain h2").click()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
@@ -264,6 +269,7 @@ def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 def test_an_address_whose_chain_does_not_exist_says_why(browser: Any, address: str) -> None:
@@ -272,6 +278,7 @@ def test_an_address_whose_chain_does_not_exist_says_why(browser: Any, address: s
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 def test_a_hit_is_explained_and_fitted_by_keys_and_details_of_another_time_go(browser: Any, address: str) -> None:

@@ -171,6 +171,7 @@ def test_sentences_have_places_only_where_something_was_exposed(regressed: OpenR
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 @pytest.mark.parametrize(

@@ -274,6 +274,7 @@ def test_damaged_host_events_cost_the_timeline_their_rows_alone(place: Path, tmp
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 def test_a_chain_of_a_real_job_leads_through_host_threads_to_another_rank(browser: Any) -> None:
@@ -305,6 +306,7 @@ def test_a_launch_is_that_of_the_span_s_own_recording() -> None:
     assert [launching_call(host, 7, launch) for launch in (10, 5_000, 11, NONE)] == [0, 1, None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.xdist_group("dashboard-chains")
 def test_the_python_stack_of_a_span_is_folded_below_its_chain(browser: Any) -> None:

@@ -489,6 +489,7 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, served: tuple[str, Site]) -> None:
     address, site = served
@@ -589,6 +590,7 @@ def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, ser
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_runs_nothing_of_a_hostile_name_in_a_timeline(browser: Any, served: tuple[str, Site]) -> None:
     address, site = served
@@ -602,6 +604,7 @@ def test_a_browser_runs_nothing_of_a_hostile_name_in_a_timeline(browser: Any, se
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_view_that_fails_says_what_the_server_says(browser: Any, served: tuple[str, Site]) -> None:
     address, site = served
@@ -641,6 +644,7 @@ def beside_perfetto(browser: Any, site: Site, tmp_path: Path) -> Iterator[tuple[
     beside.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_window_is_handed_over_to_perfetto_on_its_own_port(beside_perfetto: tuple[Any, list[str]]) -> None:
     page, seen = beside_perfetto
@@ -651,6 +655,7 @@ def test_a_window_is_handed_over_to_perfetto_on_its_own_port(beside_perfetto: tu
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_hand_over_to_perfetto_that_fails_says_why(beside_perfetto: tuple[Any, list[str]]) -> None:
     page, _ = beside_perfetto

@@ -54,6 +54,7 @@ def test_a_curve_across_nodes_is_an_assumption_throughout() -> None:
     assert not found.measured.any()
 
 
+@pytest.mark.slow
 def test_three_measured_settings_decide_a_priced_plan_by_their_spread() -> None:
     """The price, off by half, no longer matters: with two measured settings it does."""
     priced_ms = (plan(parse_workload(DOCUMENT)).workload().forward_ns * 3) / 1e6

@@ -52,6 +52,7 @@ def test_without_products_or_without_a_device_nothing_is_said() -> None:
     assert recorded_work(run.ranks[0], [3, 4]) == {}
 
 
+@pytest.mark.slow
 def test_a_real_trace_has_all_its_kernels_in_one_class_each() -> None:
     run = read_inputs([shared_file("kineto/a100_rank3of8_six_steps.json.gz")])
     (own,) = run.ranks.values()
