@@ -12,7 +12,7 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formats.svg import escaped
 from overlapscope.report.formatting import EXPLAIN, count, inert, ms, percent
 from overlapscope.report.text import analysis as text
-from overlapscope.report.text import throughput
+from overlapscope.report.text import main_sentences, throughput
 from overlapscope.report.text.advice import gain_with_cost
 from overlapscope_dashboards.notebook.looks import background
 from overlapscope_dashboards.views.overview import StepParts, step
@@ -44,7 +44,7 @@ def overview_html(analysis: Analysis) -> str:
 
 
 def _overview(analysis: Analysis, parts: StepParts) -> Iterator[str]:
-    first, *others = [line for line in text.sentence(analysis).splitlines() if line]
+    first, *others = [line for line in main_sentences.sentence(analysis).splitlines() if line]
     others += throughput.lines(analysis.throughput, analysis.headline, analysis.mean_step)
     yield f"<p>{escaped(text.headline(analysis))}</p>"
     yield f'<p class="lead">{escaped(first)}</p>'

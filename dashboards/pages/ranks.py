@@ -80,7 +80,7 @@ def register(app: Dash, site: Site) -> None:
 
 def _lead(opened: OpenRun) -> list[Component]:
     """Return who is late, and a link to the longest wait for another rank where there is one."""
-    causes = (opened.analysis.mean_step or opened.analysis.headline).causes
+    causes = opened.analysis.main_figures.causes
     place = run_address(opened.id, "timeline", {"chain": "longest-waiting"})
     waited = any(causes.get(cause) for cause in WAITS_FOR_ANOTHER_RANK)
     proof = [evidence("the longest single wait", place, "on the timeline")] if waited else []

@@ -61,7 +61,7 @@ def _of_advice(opened: OpenRun, source: TimelineSource, name: str) -> tuple[int,
 
 def _of_loss(opened: OpenRun, source: TimelineSource, found: Recommendation) -> tuple[int, int]:
     """Return the longest piece of what a recommendation without a place of its own would shorten."""
-    if found.id in OF_EXPOSED or (opened.analysis.mean_step or opened.analysis.headline).exposed_comm_ns:
+    if found.id in OF_EXPOSED or opened.analysis.main_figures.exposed_comm_ns:
         loss = _longest_loss(opened) if found.id not in OF_EXPOSED else None
         return loss or _longest(source, "exposed", None)
     return _longest(source, "idle", None)

@@ -23,22 +23,20 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import (
+from overlapscope.report.text.analysis import headline, interference_text, placed_ns
+from overlapscope.report.text.exposed_causes import largest_cause
+from overlapscope.report.text.idle_time import idle_text
+from overlapscope.report.text.main_sentences import (
     basis_text,
     copies_text,
     exposed_most_and_least,
     first_sentence,
     further_sentences,
-    headline,
     headline_basis,
-    idle_text,
-    interference_text,
     median_text,
-    placed_ns,
     sentence,
     share_text,
 )
-from overlapscope.report.text.exposed_causes import largest_cause
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -184,7 +182,7 @@ def happened(analysis: Analysis) -> tuple[Sentence, ...]:
         found += [Sentence(words=(line,), proofs=proofs) for line in further_sentences(analysis)]
     # Its last line says what exposed and idle time cost.
     rates = [Sentence(words=(line,)) for line in throughput.lines(analysis.throughput, head, analysis.mean_step)]
-    if rates and (analysis.mean_step or head).exposed_comm_ns:
+    if rates and analysis.main_figures.exposed_comm_ns:
         rates[-1] = msgspec.structs.replace(rates[-1], proofs=lead(analysis).proofs)
     found += rates
     return tuple(found)
@@ -192,7 +190,7 @@ def happened(analysis: Analysis) -> tuple[Sentence, ...]:
 
 def why(analysis: Analysis) -> tuple[Sentence, ...]:
     """Return sentences on causes: of exposed and of idle time the largest, and the longest loss."""
-    main = analysis.mean_step or analysis.headline
+    main = analysis.main_figures
     found = []
     if (largest := largest_cause(analysis)) is not None:
         most = "Exposed mostly" if largest.share >= MOSTLY else "Largest part of exposed time"
@@ -240,7 +238,7 @@ def _exposed(chain: str, words: str, what: str) -> tuple[Evidence, ...]:
 
 def _waiting(analysis: Analysis) -> Iterator[Sentence]:
     """Yield a sentence on exposed time spent waiting for other ranks, and what is left; none without any."""
-    main = analysis.mean_step or analysis.headline
+    main = analysis.main_figures
     waited = sum(main.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
     if not waited:
         return
@@ -274,7 +272,7 @@ def _by_rank(analysis: Analysis) -> Iterator[Sentence]:
 
 def key_figures(analysis: Analysis) -> list[Figure]:
     """Return the key figures of a step."""
-    head, main, cost = analysis.headline, analysis.mean_step or analysis.headline, analysis.throughput
+    head, main, cost = analysis.headline, analysis.main_figures, analysis.throughput
     if head.window is None:
         return []
     what, of = head.window, "median" if analysis.mean_step is None else "mean"
@@ -308,7 +306,7 @@ def _a_day(hours: float | None, cost: Throughput) -> str:
 def step(analysis: Analysis) -> StepParts | None:
     """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle by cause, outside; None without
     times."""
-    head, main = analysis.headline, analysis.mean_step or analysis.headline
+    head, main = analysis.headline, analysis.main_figures
     if head.window is None:
         return None
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from overlapscope.analysis.compare.prediction_check import Outcome, words
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.result import GAIN_AT_MOST, Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
 from overlapscope.report.text.advice import REPLAY_CAPPED, published_text, shown_text
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
@@ -88,7 +88,7 @@ class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def current_step(analysis: Analysis) -> CurrentStep:
     """Return the main figure of a run."""
-    main = analysis.mean_step or analysis.headline
+    main = analysis.main_figures
     return CurrentStep(
         window=analysis.headline.window or "step", step_ns=main.step_ns, exposed_ns=main.exposed_comm_ns,
         late=" ".join(straggler_sentences(analysis, 1)),
@@ -120,7 +120,7 @@ def gain_words(each: Recommendation) -> Words:
     if each.bound_from == "loss":
         return ("costs ", Time(each.gain_high_ns), f" a {each.per}")
     if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
-        bound = "at most " * bool(each.evidence.get("gain_at_most"))
+        bound = "at most " * bool(each.evidence.get(GAIN_AT_MOST))
         return ("costs ", Time(each.loss_ns), f" a {each.per}; a replay without it is {bound}", Time(each.gain_high_ns),
                 " shorter")  # fmt: skip
     return ("saves at most ", Time(each.gain_high_ns), f" a {each.per}")

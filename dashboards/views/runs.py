@@ -94,7 +94,7 @@ class BaselineVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def summary_of(run: Run, analysis: Analysis) -> RunSummary:
     """Return what a list shows of an analysed run."""
-    head, info, main = analysis.headline, analysis.run, analysis.mean_step or analysis.headline
+    head, info, main = analysis.headline, analysis.run, analysis.main_figures
     return RunSummary(
         window=head.window,
         step_ns=main.step_ns,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -244,6 +244,10 @@ class PublishedEffect(msgspec.Struct, kw_only=True, frozen=True):
     """Address of the page that states it."""
 
 
+GAIN_AT_MOST: Final = "gain_at_most"
+"""In the evidence of a recommendation: whether what a replay gains is more than can be had."""
+
+
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """A change worth trying, with its predicted gain.
 
@@ -351,6 +355,11 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     elsewhere, and in older documents."""
     dry_step: DryStep | None = None
     """What a dry run says of the step; null for a recorded run."""
+
+    @property
+    def main_figures(self) -> MeanStep | Headline:
+        """The figures that stand first: the mean step where the median one misleads, else the headline."""
+        return self.mean_step or self.headline
 
 
 def has_others(analysis: Analysis) -> bool:

@@ -118,8 +118,9 @@ def _sentence(found: "Analysis | str") -> str:
     if isinstance(found, str):
         return found
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
+    from overlapscope.report.text import main_sentences  # noqa: PLC0415
 
-    first, *_ = text.sentence(found).splitlines() or [""]
+    first, *_ = main_sentences.sentence(found).splitlines() or [""]
     return f"{text.headline(found)}: {' '.join([first, *_unread(found)])}"
 
 
@@ -144,9 +145,10 @@ def _drawn(paths: list[Path], found: "Analysis | str") -> "RenderableType":
         return Group(title, Text(one_line(found)))
     from overlapscope.analysis.common.findings import titles  # noqa: PLC0415
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
+    from overlapscope.report.text import main_sentences  # noqa: PLC0415
     from overlapscope.report.text.advice import gain_with_cost  # noqa: PLC0415
 
-    first, *others = [line for line in text.sentence(found).splitlines() if line] or [""]
+    first, *others = [line for line in main_sentences.sentence(found).splitlines() if line] or [""]
     said = [
         Text(one_line(text.headline(found))),
         Text(one_line(first), style="bold"),

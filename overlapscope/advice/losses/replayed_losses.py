@@ -58,7 +58,7 @@ from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.analysis.graph.scenarios import NEVER, Change
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import GAIN_AT_MOST, Recommendation
 from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans, without_functions
@@ -80,8 +80,6 @@ ONE_AHEAD: Final = (
     "that hosts run ahead without limit: a server's is one step ahead at most, as the next step needs the tokens of "
     "this one, and gains no more"
 )
-AT_MOST: Final = "gain_at_most"
-"""In the evidence: whether what a replay gains is more than can be had."""
 SLOW_STILL: Final = (
     "that the host launches all else as slowly as before: without these waits part of the idle time stays"
 )
@@ -328,7 +326,7 @@ def _run_ahead(
         loss_ns=gain_ns,
         apply=instead_of(job, main),
         evidence={"replayed_gain_ns": gain_ns, "waited_in_ns": calls}
-        | ({AT_MOST: True} if ONE_AHEAD in assumed else {}),
+        | ({GAIN_AT_MOST: True} if ONE_AHEAD in assumed else {}),
         shown_by=None,
         published=[],
         measured=["calls that wait for the device", REPLAYED],
@@ -387,7 +385,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
         gain_low_ns=0,
         gain_high_ns=gain,
         bound_from="replay",
-        evidence={**each.evidence, "replayed_gain_ns": gain} | ({AT_MOST: True} if is_bound else {}),
+        evidence={**each.evidence, "replayed_gain_ns": gain} | ({GAIN_AT_MOST: True} if is_bound else {}),
         measured=[*each.measured, REPLAYED],
         assumed=[*kept, *assumed],
     )

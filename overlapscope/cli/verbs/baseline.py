@@ -124,7 +124,8 @@ def _list(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
-    from overlapscope.report.text.analysis import headline, sentence  # noqa: PLC0415
+    from overlapscope.report.text.analysis import headline  # noqa: PLC0415
+    from overlapscope.report.text.main_sentences import sentence  # noqa: PLC0415
     from overlapscope.timeline.store.baselines import baseline_path, baselines  # noqa: PLC0415
 
     place = baseline_path(args.folder, args.name)

@@ -18,6 +18,7 @@ from overlapscope.report.sheet.scaling import sheet_of_scaling
 from overlapscope.report.sheet.waiting import cross_rank_sentences, straggler_table, wait_table
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
+from overlapscope.report.text import idle_time, main_sentences
 from overlapscope.report.text import predictions as predictions_text
 from overlapscope.report.text import structure as structure_text
 from overlapscope.report.text import throughput as throughput_text
@@ -67,9 +68,9 @@ def _of_analysis(analysis: Analysis) -> Sheet:
         title=text.headline(analysis),
         lead=(
             *text.recording_lines(analysis),
-            *(line for line in text.sentence(analysis).splitlines() if line),
+            *(line for line in main_sentences.sentence(analysis).splitlines() if line),
             *filter(
-                None, (text.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))
+                None, (idle_time.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))
             ),
             *throughput_text.lines(analysis.throughput, analysis.headline, analysis.mean_step),
         ),

@@ -21,9 +21,9 @@ from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
 from overlapscope.report.sheet.waiting import wait_charts
-from overlapscope.report.text.analysis import idle_of_steps
 from overlapscope.report.text.compare import METRIC_LABELS, part_names
 from overlapscope.report.text.exposed_causes import exposed_by_cause
+from overlapscope.report.text.idle_time import idle_of_steps
 
 MAX_ROWS = 64
 """At most this many ranks are drawn as bars."""

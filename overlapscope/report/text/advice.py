@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.analysis.graph.answers import Link
-from overlapscope.analysis.result import PublishedEffect, Recommendation, ShownBy
+from overlapscope.analysis.result import GAIN_AT_MOST, PublishedEffect, Recommendation, ShownBy
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, count, ms, one_row
 from overlapscope.report.text.throughput import cost_text
 
@@ -123,7 +123,7 @@ def _gain_of_bound(each: Recommendation, most: str) -> str:
     if each.bound_from == "replay":
         costs = each.loss_ns is not None and each.loss_ns != each.gain_high_ns
         lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
-        bound = "at most " * bool(each.evidence.get("gain_at_most"))
+        bound = "at most " * bool(each.evidence.get(GAIN_AT_MOST))
         return f"{lost}a replay without it is {bound}{most} ms {'' if costs else f'a {each.per} '}shorter"
     return f"saves at most {most} ms a {each.per}"
 

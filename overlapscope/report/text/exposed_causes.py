@@ -113,7 +113,7 @@ def exposed_by_cause(analysis: Analysis) -> tuple[dict[str, float], bool]:
 
 
 def _has_causes(analysis: Analysis) -> bool:
-    return bool({*(analysis.mean_step or analysis.headline).causes} - {"unknown"})
+    return bool({*analysis.main_figures.causes} - {"unknown"})
 
 
 def _parts(analysis: Analysis, sums: "_Sums") -> list[tuple[str, tuple[str, ...]]]:

@@ -11,7 +11,8 @@ from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_comm
 from overlapscope.analysis.result import Analysis, MeanStep, waited_for, without_outliers
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
-from overlapscope.report.text.analysis import DISTURBS, headline_basis
+from overlapscope.report.text.analysis import DISTURBS
+from overlapscope.report.text.main_sentences import headline_basis
 
 TOO_WIDE = 0.1
 """An interval of capture's overhead that includes 0 and is wider than this share of the step says nothing."""

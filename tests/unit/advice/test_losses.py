@@ -460,9 +460,9 @@ def test_a_generated_job_gets_the_advice_for_its_fault_first_and_its_twin_gets_n
 def test_a_run_without_a_device_is_spoken_of_without_launches() -> None:
     analysis = analyze_with_advice(read_inputs([shared_file("gloo_torch2.13")]))
     assert not analysis.run.has_device
-    from overlapscope.report.text import analysis as analysis_text  # noqa: PLC0415 - the module's name is taken
+    from overlapscope.report.text import idle_time  # noqa: PLC0415 - the module's name is taken
 
-    said = analysis_text.idle_text(analysis)
+    said = idle_time.idle_text(analysis)
     assert "the host had not come to it" in said
     assert not re.search("launch", said, re.I)
 

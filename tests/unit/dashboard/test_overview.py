@@ -12,8 +12,9 @@ from overlapscope.analysis.cost.throughput import Stated, with_stated
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import ms
 from overlapscope.report.model import Chart, Series
-from overlapscope.report.text.analysis import basis_text, idle_text, sentence
 from overlapscope.report.text.exposed_causes import exposed_causes_text, largest_cause
+from overlapscope.report.text.idle_time import idle_text
+from overlapscope.report.text.main_sentences import basis_text, sentence
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope_dashboards.pages import overview as page

@@ -17,8 +17,9 @@ from overlapscope.analysis.mean_step import with_mean_step
 from overlapscope.analysis.result import Analysis, CaptureCost, Recommendation, _without_outliers, with_costs
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as analysis_text
-from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text import idle_time
 from overlapscope.report.text.critical_path import critical_path_text
+from overlapscope.report.text.main_sentences import sentence
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope_dashboards.views.overview import lead
 from tests.conftest import ROOT
@@ -405,7 +406,7 @@ def test_a_rank_that_has_most_of_a_cause_of_idle_time_is_named(by_rank_ms: tuple
         )
         for info, ms in zip(analysis.ranks, by_rank_ms, strict=True)
     ]
-    said = analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+    said = idle_time.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
     assert f"5.000 ms {words}" in said
     assert said.count("of it on rank") == ("of it" in words)
 
@@ -418,7 +419,7 @@ def test_the_ranks_that_have_no_causes_are_named_where_others_have(lacking: tupl
     ranks = [
         replace(info, no_causes_reason="unexplained_waits" if info.rank in lacking else None) for info in analysis.ranks
     ]
-    assert said in analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+    assert said in idle_time.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
 
 
 def test_idle_time_is_that_of_the_mean_step_where_few_steps_have_most_of_it() -> None:
@@ -429,11 +430,11 @@ def test_idle_time_is_that_of_the_mean_step_where_few_steps_have_most_of_it() ->
     ]
     head = replace(analysis.headline, idle_ns=MS, idle_causes={"drained": MS}, job_steps=of_steps, steps=3)
     ranks = [replace(info, no_causes_reason=None) for info in analysis.ranks]
-    said = analysis_text.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
+    said = idle_time.idle_text(replace(analysis, headline=head, ranks=ranks, throughput=None))
     assert said.startswith("Idle 11.000 ms a step in the mean of 3, 1.000 ms in the median one: ")
     assert "by a wait of the host 11.000 ms (100.0 %)" in said
     usual = replace(head, job_steps=[replace(each, idle_ns=MS) for each in of_steps])
-    assert analysis_text.idle_text(replace(analysis, headline=usual, ranks=ranks, throughput=None)).startswith(
+    assert idle_time.idle_text(replace(analysis, headline=usual, ranks=ranks, throughput=None)).startswith(
         "Idle 1.000 ms a step: "
     )
 

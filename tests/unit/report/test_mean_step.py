@@ -22,8 +22,10 @@ from overlapscope.report.formats import json, junit, openmetrics
 from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.charts import charts_of
 from overlapscope.report.sheet.document import decoded
-from overlapscope.report.text.analysis import idle_text, render, sentence
+from overlapscope.report.text.analysis import render
 from overlapscope.report.text.exposed_causes import exposed_causes_text
+from overlapscope.report.text.idle_time import idle_text
+from overlapscope.report.text.main_sentences import sentence
 from overlapscope.report.text.throughput import lines
 from overlapscope.report.trackers import totals
 from tests.unit.report.test_first_sentences import MS, recorded, with_lengths

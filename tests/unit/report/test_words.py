@@ -22,8 +22,8 @@ from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.text import analysis as analysis_text
 from overlapscope.report.text import compare as compare_text
-from overlapscope.report.text.analysis import share_text
 from overlapscope.report.text.cross_rank import WORDS
+from overlapscope.report.text.main_sentences import share_text
 from tests.conftest import ROOT
 from tests.unit.report.test_report import documents
 

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.losses import replayed_losses
 from overlapscope.advice.losses.blocked_host import LOST_NS
-from overlapscope.advice.losses.replayed_losses import AT_MOST, ONE_AHEAD, TOO_EARLY, with_replayed_gains
+from overlapscope.advice.losses.replayed_losses import ONE_AHEAD, TOO_EARLY, with_replayed_gains
 from overlapscope.advice.replayed_pauses import OF_PAUSES_TOO
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import GAIN_AT_MOST, Recommendation
 from overlapscope.timeline.columns import COMM, COPY, OPERATION, Annotations, HostSpans, Ints, Steps, concat, make, take
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
@@ -247,7 +247,7 @@ def test_of_a_server_whose_host_is_one_step_ahead_at_most_a_gain_above_the_loss_
     run = named(simulate({0: draining(Launch(0, 10 * US))}).run, name)
     found = replayed(run)["blocking_calls"]
     again = replayed(run, [replace(found, loss_ns=round((found.gain_high_ns or 0) / times), evidence={OF_RANK: 10**9})])
-    assert again["blocking_calls"].evidence.get(AT_MOST, False) == bounds
+    assert again["blocking_calls"].evidence.get(GAIN_AT_MOST, False) == bounds
     assert (ONE_AHEAD in again["blocking_calls"].assumed) == (name == SERVER)
 
 

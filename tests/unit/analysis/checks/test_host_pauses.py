@@ -15,7 +15,7 @@ from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.report.text.analysis import idle_text
+from overlapscope.report.text.idle_time import idle_text
 from overlapscope.timeline.columns import COPY, concat, take
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run

@@ -12,7 +12,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.job_step.headline import Headline, StepOfJob, left_out
 from overlapscope.analysis.result import Analysis
-from overlapscope.report.text.analysis import idle_text
+from overlapscope.report.text.idle_time import idle_text
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import US, Kernel, Sent, made
 

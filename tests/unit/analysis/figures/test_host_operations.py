@@ -23,8 +23,9 @@ from overlapscope.analysis.per_rank.host_operations import (
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.errors import HostEventsError
-from overlapscope.report.text.analysis import empty_ranges_text, render
+from overlapscope.report.text.analysis import render
 from overlapscope.report.text.critical_path import critical_path_text
+from overlapscope.report.text.idle_time import empty_ranges_text
 from overlapscope.timeline.columns import ANNOTATION, COMM, COMPUTE, OPERATION, RUNTIME
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.property.examples import examples

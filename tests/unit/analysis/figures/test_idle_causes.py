@@ -18,7 +18,8 @@ from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import MAY_WAIT_FOR_CORE, UNKNOWN, _with_rest
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.report.text.analysis import idle_text, render
+from overlapscope.report.text.analysis import render
+from overlapscope.report.text.idle_time import idle_text
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import EPOCH_NS

@@ -13,8 +13,8 @@ from overlapscope.analysis.cost.throughput import Amount, Stated, Throughput, gp
 from overlapscope.analysis.result import Recommendation, with_costs
 from overlapscope.fleet.measure import measure
 from overlapscope.report.text.advice import gain_with_cost
-from overlapscope.report.text.analysis import idle_text
 from overlapscope.report.text.exposed_causes import exposed_causes_text
+from overlapscope.report.text.idle_time import idle_text
 from overlapscope.report.text.throughput import lines
 from overlapscope.timeline.columns import COMM, DEVICE, HOST
 from overlapscope.timeline.run import Group, RankTimeline, Run
