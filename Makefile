@@ -17,7 +17,7 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test test-all tests environments lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
+.PHONY: demo test test-all tests lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
   test-lowest test-pythons test-hosts test-py313 check-wheel release schema clean
 
 demo: $(READY)
@@ -28,12 +28,12 @@ demo: $(READY)
 test: tests check-wheel
 
 # And what is marked `slow`: jobs, browsers and drawn recordings beyond those that `make test` has of each kind.
-test-all: TESTS := not long
-test-all: tests check-wheel
+test-all:
+	$(MAKE) tests check-wheel SELECTED="not long"
 
-TESTS ?= not long and not slow
+SELECTED := not long and not slow
 tests: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(TESTS)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(SELECTED)"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -121,7 +121,7 @@ check-wheel: docs
 	$(BIN)/python tests/check_wheel.py
 
 # What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there; then
-# the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="torch" leaves most of them out).
+# the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="gpu" leaves nearly all of them out).
 SDIST_TESTS ?= not long and not slow
 release: $(VENV)/.release docs
 	$(BIN)/python tests/check_release.py -n $(WORKERS) -m "$(SDIST_TESTS)"
@@ -194,8 +194,6 @@ $(OTHERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml | $(READY)
 	.venv-$*/bin/python -m pip install -q -U $(addprefix --extra-index-url ,$(TORCH_INDEX)) -c .venv-$*/constraints.txt \
 	  -e '.[$(if $(filter $(WITH_TORCH),$*),torch$(comma))cluster,remote,dev]' setuptools
 	@touch $@
-
-environments: $(READY) $(READY313)
 
 clean:
 	rm -rf $(VENV) .venv313 .venv-* build dist dashboards/site *.egg-info overlapscope-demo benchmarks/.cache

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def marked(title: str, folder: Path, *others: str) -> int:
-    """Run what is marked `long` once: variants of training tests that differ little from those of `make test`."""
+    """Run what is marked `long` once: variants of training tests that differ little from those of `make test-all`."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "long", str(folder), *others]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()[-1]

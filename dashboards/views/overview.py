@@ -159,7 +159,7 @@ def lead(analysis: Analysis) -> Sentence:
     head, mean = analysis.headline, analysis.mean_step
     if head.window is None:
         return Sentence(words=(sentence(analysis),))
-    exposed_ns = (mean or head).exposed_comm_ns
+    exposed_ns = analysis.main_figures.exposed_comm_ns
     proofs = _exposed("longest-exposed", "show", "the longest exposed communication") if exposed_ns else ()
     if mean is not None or exposed_ns is None:
         return Sentence(words=(first_sentence(analysis),), proofs=proofs)

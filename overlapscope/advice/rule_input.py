@@ -98,7 +98,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ) -> Self:
         """Find a run's complete steps, else its whole recordings."""
         alone = alone or summarize_ranks(run)
-        analysis = replace(analysis, headline=_main_figures(analysis))
+        analysis = replace(analysis, headline=_of_both_kinds(analysis))
         of_steps = analysis.headline.window == "step"
         cut = analysis.throughput.cut_short if analysis.throughput else ()
         windows = {rank: _windows(own, cut, of_steps=of_steps) for rank, own in alone.items()}
@@ -395,7 +395,7 @@ def recomputed_ns(each: Recommendation) -> float:
     return float(MAY_FIT * each.evidence.get(AGAIN_NS, 0))
 
 
-def _main_figures(analysis: Analysis) -> Headline:
+def _of_both_kinds(analysis: Analysis) -> Headline:
     """Return the headline with the figures of the mean step in place of the median one's, where steps are of two kinds
     and that stands first: a rule that divided a median by another would be of one kind of steps alone."""
     head, mean = analysis.headline, analysis.mean_step

@@ -358,7 +358,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 
     @property
     def main_figures(self) -> MeanStep | Headline:
-        """The figures that stand first: the mean step where the median one misleads, else the headline."""
+        """The mean step where the median one misleads, else the headline: what text and pages show of a step."""
         return self.mean_step or self.headline
 
 

@@ -74,8 +74,7 @@ def print_exposed(trace_path: str) -> None:
 
 def _print_exposed(path: Path) -> None:
     analysis = overlapscope.load(path, ranks={path.name: 0}).analysis()
-    mean = analysis.mean_step
-    figures, which = mean or analysis.headline, "in the mean " * (mean is not None)
+    figures, which = analysis.main_figures, "in the mean " * (analysis.mean_step is not None)
     sys.stdout.write(
         f"overlapscope: {path.parent.name}, rank 0: {which}{ms(figures.exposed_comm_ns)} ms of a {ms(figures.step_ns)} "
         f"ms {analysis.headline.window or 'recording'} is exposed communication ({percent(figures.exposed_fraction)}), "

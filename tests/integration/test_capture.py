@@ -93,7 +93,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return job
 
 
-@pytest.mark.slow
 def test_three_ranks_end_with_the_same_bits_with_and_without_us(tmp_path: Path) -> None:
     trained = passed(train("bits", tmp_path, world=3))
     assert trained.results[0]
@@ -205,7 +204,6 @@ def test_amounts_that_are_none_are_warnings_and_never_reach_training(mode: str, 
     assert its.samples.per_step == 4
 
 
-@pytest.mark.slow
 def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     trained = passed(train("ddp_hook", tmp_path))
     without = passed(train("ddp_hook", tmp_path, mode="without"))
@@ -329,7 +327,6 @@ def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mo
         assert step.compute_ns
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_a_users_exception_passes_through_unchanged_and_the_run_is_kept(mode: str, tmp_path: Path) -> None:
     trained = passed(train("failing", tmp_path, world=1, mode=mode))
@@ -466,7 +463,6 @@ def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.slow
 def test_an_unwritable_place_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder", encoding="utf-8")

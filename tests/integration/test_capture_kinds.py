@@ -121,7 +121,6 @@ def test_g24_a_process_group_written_in_python_is_named_as_not_recorded(mode: st
     assert "! rank 1: communication of process groups of the class" in trained.output[0]
 
 
-@pytest.mark.slow
 def test_a_static_graphs_buckets_are_seen(tmp_path: Path) -> None:
     trained = train("static_graph", tmp_path)
     assert trained.results[0]

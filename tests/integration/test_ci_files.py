@@ -102,7 +102,6 @@ def test_the_action_fails_a_regression_and_tells_why_everywhere(tmp_path: Path) 
     assert ElementTree.parse(reports / "junit.xml").find(".//failure") is not None
 
 
-@pytest.mark.slow
 def test_the_action_passes_unchanged_code_and_hides_names_where_asked(tmp_path: Path) -> None:
     code, outputs, summary, stderr = act(tmp_path, base=BASE, candidate=BASE, redact="true", reports="kept here")
     assert (code, outputs) == (0, {"exit-code": "0", "verdict": "passed"})

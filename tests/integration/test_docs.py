@@ -138,8 +138,9 @@ def test_no_example_hides_a_package_behind_its_adapter() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not a checkout: an sdist has no .ci")
 def test_ci_calls_the_commands_of_the_readme() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert all(command in script for command in BY_CI)
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    called = {line.split("#")[0].strip(" &") for line in script.splitlines()}
+    assert {*BY_CI} <= called
 
 
 def test_the_readme_shows_what_the_command_prints(

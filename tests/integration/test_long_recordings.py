@@ -133,7 +133,6 @@ def test_what_became_columns_counts_once_though_a_signal_ended_the_flush(tmp_pat
     assert telemetry[telemetry.name == "step_time_ns"].step.tolist() == list(range(30))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_costs_that_part(tmp_path: Path) -> None:
     with profiled(tmp_path / "run", events_every=1) as scope:

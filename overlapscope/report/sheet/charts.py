@@ -86,7 +86,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     exposed_ns, of_mean = exposed_by_cause(analysis)
     causes = [(cause_label(name, on_cpu=on_cpu), ns) for name, ns in exposed_ns.items()]
     yield _parts("Why communication is exposed", f"{'mean ' * of_mean}ms a {what}", causes)
-    main = mean or head
+    main = analysis.main_figures
     times = idle_of_steps(analysis)[0] / (main.idle_ns or 1)
     idle = [(idle_label(name, on_cpu=on_cpu), times * ns) for name, ns in main.idle_causes.items()]
     if {*main.idle_causes} != {"unknown"}:

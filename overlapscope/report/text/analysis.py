@@ -48,7 +48,7 @@ UNLIKE = 0.1
 """That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
-LEAST_APART = 0.01
+FACTORS_APART = 0.01
 """Factors that differ by less are one."""
 WIDE = 5
 """Ends of an interval that differ more say how much it is at most, and nothing else. A choice."""
@@ -248,7 +248,7 @@ def interference_text(analysis: Analysis) -> str:
         return f"Compute takes longer beside communication, by how much is not known: {at_most} (90 %)."
     found = [each.interference for each in analysis.ranks if each.rank in head.ranks and each.interference]
     factors = sorted(each.times for each in found)
-    times = f"{factors[0]:.2f}" + (f" to {factors[-1]:.2f}" if factors[-1] - factors[0] >= LEAST_APART else "")
+    times = f"{factors[0]:.2f}" + (f" to {factors[-1]:.2f}" if factors[-1] - factors[0] >= FACTORS_APART else "")
     return (
         f"Compute takes {times} times as long beside communication: {ms(lost[0])} ms a {head.window} "
         f"(90 %: {ms(lost[1])} to {ms(lost[2])})."

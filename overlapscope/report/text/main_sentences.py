@@ -29,13 +29,13 @@ APART = 0.2
 OUTSIDE = 0.2
 """Work of devices outside complete steps is said from this share of all on. A choice: less changes no conclusion."""
 LACKS = 0.02
-"""Least share of a step outside the ranks' own windows that the first sentences name."""
+"""Least share of a step outside the ranks' own windows that is named."""
 OWN_WITHIN = 0.002
 """A share that is further from that of the times beside it needs a word: it is a median itself."""
 COSTS_MUCH = 0.1
 """A single step is named from this share of the time of all steps on that it takes more than the median one. A
 choice."""
-LEAST_APART = 0.01
+SHARES_APART = 0.01
 """Shares that differ by less are one."""
 
 
@@ -307,7 +307,7 @@ def _of_pace(analysis: Analysis) -> str:
         return ""
     if cost.exposed_fraction is None or head.exposed_comm_ns is None:
         return ""
-    apart = abs(cost.exposed_fraction - head.exposed_comm_ns / max(head.step_ns or 0, 1)) >= LEAST_APART
+    apart = abs(cost.exposed_fraction - head.exposed_comm_ns / max(head.step_ns or 0, 1)) >= SHARES_APART
     return f", and {percent(cost.exposed_fraction)} of the time is exposed" if apart else ""
 
 

@@ -69,7 +69,6 @@ def ring_s(size_bytes: float) -> float:
     return (RANKS - 1) * (LATENCY + size_bytes / RANKS / min(8 * CARD, NODE))
 
 
-@pytest.mark.slow
 def test_a_layer_is_priced_as_by_hand() -> None:
     run = overlapscope.dryrun(build, world_size=RANKS).run
     priced = price_run(run, Terms(device=device_named("h100-sxm"), links=links("8xh100-nvswitch,roce-400")))

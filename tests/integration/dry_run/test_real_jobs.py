@@ -23,7 +23,7 @@ pytestmark = [
 
 WORLD = 4
 AT_ONCE = ("ddp_no_sync", "fsdp_mixed_precision", "pipeline", "by_hand")
-"""Kinds that every run of the suite tries; the others are tried with `long`."""
+"""Kinds that each change is tried with; the others are tried with `long`."""
 LATER = (
     "ddp_fp16", "hsdp", "tensor_sequence", "experts", "fsdp_tensor",
     "ddp", "ddp_static_graph", "ddp_views", "ddp_unused", "ddp_buffers", "ddp_accumulates", "ddp_power_sgd", "fsdp",
@@ -119,7 +119,6 @@ def products_and_waits(operations: pd.DataFrame) -> list[str]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", AT_ONCE)
 def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) -> None:
     if kind == "pipeline" and not pipelines_run_over_gloo():

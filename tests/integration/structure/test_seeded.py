@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 QUICK = ("stray item", "reductions awaited at once", "reductions behind backward", "layer renamed", "twice the batch")
-"""Patches that are tried in every run of the tests; all others are long."""
+"""Patches that are tried by `make test-all`; all others are long."""
 Judged = Callable[[Patch], tuple[Gate, Path]]
 
 

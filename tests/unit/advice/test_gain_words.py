@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.analysis.result import GAIN_AT_MOST
 from overlapscope.report.text.advice import gain
 from overlapscope_dashboards.parts.quantities import exact_text
 from overlapscope_dashboards.views.recommendations import gain_words
@@ -25,7 +26,7 @@ def test_a_gain_is_told_by_what_bounds_it(bound_from: str | None, loss_ns: int, 
 
 def test_a_replay_that_gains_more_than_a_server_can_is_said_to_bound_it() -> None:
     each = trial("blocking_calls", loss_ns=2_000_000, per="step", bound_from="replay", predicted_gain_ns=None)
-    bound = replace(each, gain_high_ns=5_000_000, evidence={"gain_at_most": True})
+    bound = replace(each, gain_high_ns=5_000_000, evidence={GAIN_AT_MOST: True})
     words = "costs 2.000 ms a step; a replay without it is at most 5.000 ms shorter"
     assert gain(bound) == exact_text(gain_words(bound)) == words
 

@@ -296,7 +296,6 @@ def rank_recordings(draw):
     return draw(st.permutations(spans)), steps, recordings
 
 
-@pytest.mark.slow
 @examples(400)
 @given(rank_recordings(), st.booleans())
 def test_step_windows_are_the_defined_ones(drawn, has_device):

@@ -34,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.slow
 def test_the_table_names_host_job_and_worst_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--fleet", str(folder)]) == 0
     told = capsys.readouterr()

@@ -90,7 +90,6 @@ def test_exit_code_2_usage_and_policy(tmp_path: Path, capsys: pytest.CaptureFixt
         )
 
 
-@pytest.mark.slow
 def test_exit_code_3_nothing_usable_or_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, 3, "gate", BASE, tmp_path / "nothing_here")
     (tmp_path / "text.json").write_text("no trace", encoding="utf-8")

@@ -63,7 +63,6 @@ def test_an_overview_says_what_analyze_says(site: Site) -> None:
     assert shown.status == 200
 
 
-@pytest.mark.slow
 def test_every_page_opens_on_every_run_and_has_one_heading(site: Site) -> None:
     for run in ids(site).values():
         for name in pages():

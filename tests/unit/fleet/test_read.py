@@ -45,7 +45,6 @@ def runs() -> dict[str, Run]:
     return {**samples, "late": late(1), "pipeline": pipeline}
 
 
-@pytest.mark.slow
 def test_figures_are_those_of_compare_and_stragglers_those_of_analyze(runs: dict[str, Run]) -> None:
     for name, run in runs.items():
         found = measure(run, name, name)

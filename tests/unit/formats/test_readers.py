@@ -70,7 +70,6 @@ def sample(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_documented_package_reads_its_file_and_prints_what_the_page_shows(documented: Path, sample: Path) -> None:
     done = analyze(documented, sample)
     assert (done.returncode, done.stderr) == (0, "")

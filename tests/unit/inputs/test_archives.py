@@ -175,7 +175,6 @@ def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
         assert "more than may be unpacked" in found.notes[0].warnings[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 @pytest.mark.parametrize(("members", "size"), [(1, 20 << 20), (50, 1 << 19)], ids=["one", "many small"])
 def test_bombs_are_refused_as_one(

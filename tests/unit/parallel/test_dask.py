@@ -70,7 +70,6 @@ def test_a_worker_killed_in_the_middle_costs_nothing(cluster: Any, job: Path, tm
     assert bad.path.endswith("rank8.json")
 
 
-@pytest.mark.slow
 def test_the_command_reads_on_a_cluster(
     cluster: Any, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,6 @@ from tests.support.writers.kineto import write_job
 from tests.unit.parallel.test_write_run import wait_for_end, workers
 
 
-@pytest.mark.slow
 def test_nothing_of_the_folder_that_a_command_is_called_in_is_run(tmp_path: Path) -> None:
     for name in ("signal", "os", "enum", "multiprocessing", "numpy"):
         (tmp_path / f"{name}.py").write_text("print('a module of this folder was run')\n", encoding="utf-8")

@@ -68,7 +68,6 @@ def test_where_nothing_can_be_written_this_process_reads_all(
     assert same(read_inputs([job], workers=2))
 
 
-@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_when_its_file_can_be_read_alone(
     job: Path, same: Callable[[Run], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

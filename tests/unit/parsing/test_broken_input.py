@@ -40,8 +40,10 @@ from tests.support.writers.kineto import (
 
 Document = dict[str, Any]
 Analyze = Callable[..., Document]
-at_every_so_many_bytes = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
-"""Files are cut at each fifth byte where each change is tested, at all in long runs."""
+at_every_so_many_bytes = pytest.mark.parametrize(
+    "every", [47, pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
+"""Files are cut at few bytes where each change is tested, at all in long runs."""
 METADATA = distributed(0)
 _DEVICE = [event for event in training() if event.process == 0 and event.phase == "X"]
 _HOST = [event for event in training() if event not in _DEVICE]
@@ -51,8 +53,8 @@ TEXTS = event_texts(EVENTS)
 BETWEEN = 2
 POSITIONS = [
     pytest.param(0, id="first", marks=pytest.mark.slow),
-    pytest.param(BETWEEN, id="between kernels"),
-    pytest.param(len(TEXTS), id="last", marks=pytest.mark.slow),
+    pytest.param(BETWEEN, id="between kernels", marks=pytest.mark.slow),
+    pytest.param(len(TEXTS), id="last"),
 ]
 
 
@@ -283,7 +285,6 @@ def events_begin(text: bytes) -> int:
     return text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
 
 
-@pytest.mark.slow
 @at_every_so_many_bytes
 def test_a_file_cut_at_any_byte_keeps_every_whole_event(every: int, tmp_path: Path) -> None:
     text, ends = small_trace()
@@ -314,7 +315,6 @@ def test_a_file_cut_anywhere_before_its_events_is_refused_in_one_line(
         refused(placed(tmp_path, text[:cut]), capsys)
 
 
-@pytest.mark.slow
 @at_every_so_many_bytes
 def test_a_file_cut_behind_its_events_keeps_them_all(every: int, tmp_path: Path, analyzed: Analyze) -> None:
     text, ends = small_trace(metadata_after=True)
@@ -486,8 +486,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Document:
     return analysis
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE.keys())
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.slow] * (at % 6 > 0))
+        for at, (name, each) in enumerate(UNUSABLE.items())
+    ],
+)
 def test_a_bad_file_among_good_ones_costs_only_itself(
     content: bytes, alone: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

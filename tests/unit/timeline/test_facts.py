@@ -241,7 +241,6 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return document
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_facts_alone_are_shown_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = files(tmp_path, FACTS)
@@ -285,7 +284,6 @@ def test_facts_alone_become_a_run_with_the_same_figures(tmp_path: Path, capsys: 
     assert {"rank", "step", "complete", "exposed_comm_ns", "overlap_efficiency"} <= set(frame.columns)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_reader")
 def test_a_log_alone_lists_its_calls_and_claims_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = files(tmp_path, CALLS)

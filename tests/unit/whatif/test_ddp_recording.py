@@ -94,9 +94,8 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -
     assert found.measured[0].step_ns == pytest.approx(step_ns(made), rel=0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slowdown", [1.0, 1.5])
-@pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
+@pytest.mark.parametrize("slowdown", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
+@pytest.mark.parametrize("ticks_per_mb", [60, pytest.param(200, marks=pytest.mark.slow), 500])
 def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
     made = replace(IN_PAIRS, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
     found = ddp_case_of_run(recorded(made))

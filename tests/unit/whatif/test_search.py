@@ -47,7 +47,6 @@ def every_grouping(count: int) -> list[list[list[int]]]:
 DRAWN = st.lists(st.tuples(st.floats(0.1, 40), st.floats(0.5, 20)), min_size=2, max_size=7)
 
 
-@pytest.mark.slow
 @settings(max_examples=20)
 @given(drawn=DRAWN, latency_ms=st.sampled_from((0.05, 1.0, 5.0)), gbs=st.sampled_from((2.0, 20.0)))
 def test_the_search_is_as_good_as_trying_everything(

@@ -70,7 +70,6 @@ def test_spans_are_not_held_once_a_rank_is_summarized(
     assert a_span[0] < LESS * a_span[1 << 40], a_span
 
 
-@pytest.mark.slow
 def test_no_more_ranks_are_opened_at_a_time_than_there_is_room_for(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,7 +167,7 @@ def test_sums_are_exact_whatever_happens_in_a_trace(timeline: RankTimeline) -> N
 def test_a_device_without_host_events_loads_no_graph_and_says_so() -> None:
     code = (
         "import sys; from overlapscope.timeline.run import Run; from tests.support.rank_rows import rank_timeline;"
-        "from overlapscope.analysis.analyze import analyze; from overlapscope.report.text.analysis import idle_text;"
+        "from overlapscope.analysis.analyze import analyze; from overlapscope.report.text.idle_time import idle_text;"
         "work = [{'name': 'k', 'start_ns': at, 'end_ns': at + 10} for at in (0, 50)];"
         "found = analyze(Run(world_size=1, ranks={0: rank_timeline(work=work)}));"
         "print(idle_text(found)); print(found.critical_path.reason);"

@@ -51,7 +51,6 @@ def by_hand(graph: Graph, rows: list[int]) -> int:
     return int(nodes.time_ns[whole.end].max()) - max(value[at] for at in whole.end.tolist())
 
 
-@pytest.mark.slow
 def test_a_step_is_worth_what_a_replay_of_everything_without_it_says(graph: Graph) -> None:
     random = np.random.default_rng(7)
     longest = np.argsort(-graph.edges.lag_ns)[:400]
