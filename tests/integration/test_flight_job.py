@@ -50,6 +50,7 @@ def read(folder: Path, form: str) -> Run:
     return read_inputs([folder / f"fr_{rank}{form}" for rank in range(WORLD)])
 
 
+@pytest.mark.slow
 def test_both_forms_of_a_run_give_the_same_calls_groups_and_progress(recorded: Any) -> None:
     folder = recorded("whole")
     pickled, text = read(folder, ""), read(folder, ".json")

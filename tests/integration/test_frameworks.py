@@ -106,6 +106,7 @@ def test_a_lightning_module_that_is_never_called_itself_has_its_forward_all_the_
     assert phases(tmp_path / "run") == [TWO, TWO]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lightning_package")
 def test_a_step_that_validation_interrupts_does_not_count(tmp_path: Path) -> None:
     callback = lightning.callback(tmp_path / "run", **OPTIONS)
@@ -315,6 +316,7 @@ def test_samples_are_known_where_every_tensor_has_the_loaders_batch_size(tmp_pat
         assert amounts(tmp_path / name) == expected, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lightning_package")
 def test_lightning_counts_what_the_user_says_of_a_batch_and_its_ranks_part_of_a_shared_one(tmp_path: Path) -> None:
     module = hosts.LightningModule(layers())

@@ -233,6 +233,7 @@ def test_a_job_whose_steps_cannot_bear_the_cost_is_sampled(tmp_path: Path, monke
     assert later == [step for step in range(second.since_step, 400) if second.records(step)][: len(later)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "every"), [(66, 1), (90, 16)])
 def test_steps_between_the_measuring_and_the_agreement_are_few(
     steps: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def test_mlflow_keeps_them_in_a_folder(
             assert [each.value for each in client.get_metric_history(run, name) if each.step == step] == [value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,6 +186,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_runs_keep_names_of_their_own(named: list[str], tmp_path: Path) -> None:
     for name in ("llama-1.5b", "llama-1.7b.v2"):
         shutil.copytree(RUN, tmp_path / name)

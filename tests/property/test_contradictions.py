@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import ROOT, shared_file
+from tests.property.examples import examples
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate, write_kineto
 from tests.property.synthetic.job import MS, US
 from tests.support.contradictions import FIGURES, SENTENCES, Output, contradictions
@@ -81,7 +82,7 @@ def output_of(run: Run) -> Output:
     return Output(run=run, analysis=analysis, advice=found, reasons=reasons, predicted=predicted)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_nothing_that_is_said_of_a_job_excludes_something_else(job: Job) -> None:
     assert list(contradictions(output_of(written(job)))) == []

@@ -73,6 +73,7 @@ def test_any_change_of_the_text_gives_a_run_or_a_deliberate_error(data: st.DataO
     check(run_or_refusal(gzip.compress(changed, mtime=0) if data.draw(st.booleans()) else changed))
 
 
+@pytest.mark.slow
 @examples(300)
 @given(data=st.data(), text=st.sampled_from(TEXTS))
 def test_any_change_of_the_compressed_bytes_gives_a_run_or_a_deliberate_error(data: st.DataObject, text: bytes) -> None:

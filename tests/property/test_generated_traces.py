@@ -55,7 +55,7 @@ def traces(draw: st.DrawFn) -> dict[str, Any]:
     return trace | {"traceEvents": draw(st.permutations(events))}
 
 
-@examples(300)
+@examples(200)
 @given(trace=traces())
 def test_generated_traces_agree_with_the_oracle(trace: dict[str, Any]) -> None:
     busy = [

@@ -38,6 +38,7 @@ def test_a_drawn_job_gives_the_same_files_again(planted: Planted, tmp_path: Path
     assert first.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.slow
 def test_what_decides_a_healthy_step_adds_up_to_it(planted: Planted) -> None:
     found = shares(planted.healthy)
     assert found.host + found.compute + found.link == pytest.approx(1, abs=0.12)
@@ -153,6 +154,7 @@ def test_pauses_that_are_capped_make_a_job_shorter_and_move_nothing_else() -> No
     np.testing.assert_allclose(of_kernels[0], of_kernels[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_judge_knows_right_from_wrong_and_from_silence() -> None:
     planted = draw("offload_copies", 3)
     said = analyzed(planted.job)

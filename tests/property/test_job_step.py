@@ -216,6 +216,7 @@ def comm_of_steps(counts: Sequence[Mapping[int, Mapping[str, int]]]) -> list[int
     return [sum(each["overlapped_ns"] + each["exposed_comm_ns"] for each in step.values()) for step in counts]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(made=JOBS, ahead=st.lists(st.integers(-(10**12), 10**12), min_size=4, max_size=4), order=st.randoms())
 def test_other_clocks_and_another_order_of_ranks_change_nothing(
@@ -253,6 +254,7 @@ def recorded(request: pytest.FixtureRequest) -> Run:
     return run_of(simulate(Job(layout=request.param, steps=4, layers=2, seed=5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_whose_clock_is_set_otherwise_has_the_same_headline(recorded: Run, rank: int) -> None:
     before, after = analyze(recorded).headline, analyze(moved(recorded, rank, 7_000_000_123)).headline

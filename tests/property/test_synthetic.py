@@ -101,6 +101,7 @@ def test_a_send_and_its_receive_end_together() -> None:
     assert all(len(each) == 2 and abs(each[0] - each[1]) < 200 * US for each in ends.values())
 
 
+@pytest.mark.slow
 def test_the_files_say_what_the_columns_say(simulated: Simulated, tmp_path: Path) -> None:
     write_kineto(simulated, tmp_path)
     read, built = read_inputs([tmp_path]), run_of(simulated)
@@ -200,6 +201,7 @@ def test_with_missing_ranks_transfers_are_bounds_from_above() -> None:
     assert part.run.missing_ranks == [1, 3]
 
 
+@pytest.mark.slow
 def test_without_numbers_calls_are_still_paired() -> None:
     job = replace(JOBS["tensor, pipeline and data"], numbered=False)
     run = run_of(simulate(job))

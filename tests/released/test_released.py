@@ -133,6 +133,7 @@ def test_time_behind_another_call_is_only_given_to_what_waited_for_the_call_itse
         assert today >= then
 
 
+@pytest.mark.slow
 def test_an_older_baseline_is_held_against_a_run_of_this_version(released: Released) -> None:
     released.run("ingest", "regressed_run", "-o", "candidate")
     judged = released.document("gate", "baselines/main", "candidate", code=1)

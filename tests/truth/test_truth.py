@@ -58,6 +58,7 @@ def test_what_is_said_of_a_trace_is_what_its_raw_events_show(name: str) -> None:
     assert not mended, f"no longer wrong; remove from known_wrong of {name}.toml: {mended}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_truth_holds_what_the_raw_events_give(name: str) -> None:
     found = measure(path_of(TRUTHS[name]))

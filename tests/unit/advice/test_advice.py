@@ -54,6 +54,7 @@ def replayed(made: Made) -> WhatIf:
     return predict_ddp(ddp_case_of_run(recorded(made)), search=False)
 
 
+@pytest.mark.slow
 def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_left_alone() -> None:
     one = advised(recorded(ONE))
     assert one["bucket_cap"].verdict == "change"
@@ -116,6 +117,7 @@ def test_the_code_is_what_torch_takes_and_the_title_what_changes(
     assert ("deepspeed" in found.apply) == (title == "Set bucket_cap_mb=4")
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first() -> None:
     found, _ = advise(run := recorded(ONE), analyze(run))
     assert [each.id for each in found][-1] == "sixteen_bit_gradients"
@@ -124,6 +126,7 @@ def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first()
     assert "sixteen_bit_gradients" not in advised(recorded(EACH))
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_not_tried_where_hosts_lack_cores() -> None:
     """Threads that transfer wait for cores, whatever they send; a device's do not."""
     run = recorded(ONE)
@@ -183,6 +186,7 @@ def test_no_cap_is_advised_to_a_model_that_is_known_to_have_no_ddp() -> None:
     assert not kept, "none is predicted either"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])
 def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code_differ(
     gain: float, low: float, *, tried: bool
@@ -193,6 +197,7 @@ def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code
     assert ("sixteen_bit_gradients" in [each.id for each in found]) is tried
 
 
+@pytest.mark.slow
 def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
     run = recorded(ONE)
     ranks = {
@@ -239,6 +244,7 @@ def test_views_are_advised_only_where_they_probably_cost_no_time(
         assert found["bucket_view"].apply["ddp"] == code
 
 
+@pytest.mark.slow
 def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     best = Best(knobs={"bucket_cap_mb": 4.0, **VIEW})
     found = bucket_advice(with_views(0.03, 0.01, 0.05, verdict="change", best=best), 4)
@@ -459,6 +465,7 @@ def test_stages_are_to_be_evened_where_they_are_uneven_and_batches_more_where_th
         assert named.apply["torch"] == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("causes", "late", "end"),
     [
@@ -625,6 +632,7 @@ def test_each_framework_counts_in_its_own_unit() -> None:
     assert list(snippets({"bucket_cap_mb_list": [1.0, 2.5]}, 4)) == ["ddp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "regressed"])
 def test_the_command_prints_how_to_apply_and_verify(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = stdout_of(capsys, "advise", ROOT / "traces" / name)
@@ -632,6 +640,7 @@ def test_the_command_prints_how_to_apply_and_verify(name: str, capsys: pytest.Ca
     assert "verify:" in said
 
 
+@pytest.mark.slow
 def test_json_is_the_analysis_with_its_recommendations(tmp_path: Path) -> None:
     assert main(["advise", str(ROOT / "traces/regressed"), "--json", "-o", str(tmp_path / "a.json")]) == 0
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))

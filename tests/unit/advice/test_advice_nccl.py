@@ -103,6 +103,7 @@ def on_hosts(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "more", "asks"),
     [

@@ -281,6 +281,7 @@ def one_by_one(calls: int, spent: float = 4, computed: float = 0.5, size_bytes: 
     return always(Kernel(start=0, end=200), *clones, *sent, Kernel(start=900, end=990, launch=899))
 
 
+@pytest.mark.slow
 def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_nothing_else() -> None:
     found = fired(one_by_one(60))
     assert set(found) == {"flatten_gradients"}
@@ -313,6 +314,7 @@ def calls_at_once(calls: int, waits: float = 0) -> Run:
     return replace(runs[1], ranks={0: runs[0].ranks[0], 1: runs[1].ranks[1]})
 
 
+@pytest.mark.slow
 def test_gradients_that_a_host_reduces_one_by_one_should_be_flattened_whoever_waits() -> None:
     for waits in (0, 150):
         found = fired(calls_at_once(60, waits))["flatten_gradients"]
@@ -355,6 +357,7 @@ def in_phase(run: Run, phase: str) -> Run:
     return replace(run, ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "ddp", "is_found"),
     [("backward", False, True), ("backward", True, False), ("forward", False, False), ("unknown", False, False)],
@@ -890,6 +893,7 @@ def test_real_recordings_get_what_was_judged_by_hand(path: str, expected: list[s
     assert list(fired(read_inputs([shared_file(path)]))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "regressed"])
 def test_of_the_projects_own_runs_only_the_largest_loss_is_named(name: str) -> None:
     assert list(fired(read_inputs([ROOT / "traces" / name]))) == ["exposed_communication"]

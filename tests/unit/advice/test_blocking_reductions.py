@@ -61,6 +61,7 @@ def after_a_call(*names: str, elements: int = SHAPES) -> list[Item]:
     return [*TRAINED, Call(start=800, end=860, elements=elements), *operations]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

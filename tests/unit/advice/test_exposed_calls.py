@@ -76,6 +76,7 @@ def test_calls_that_follow_the_optimizer_in_some_steps_average_parameters() -> N
 OUTER = Range(name="outer_step", start=62, end=68)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "said"),
     [

@@ -52,6 +52,7 @@ def test_the_gain_of_a_straggler_is_of_a_step_and_so_are_its_gpu_hours() -> None
     assert found.gpu_hours_a_day == pytest.approx(gpu_hours_a_day(middle / begun_every_ns, whole.devices or 0))
 
 
+@pytest.mark.slow
 def test_the_gain_of_a_device_that_became_slower_is_that_of_the_steps_since() -> None:
     always, never = (simulate(replace(SLOWER, fault=replace(SLOWER.fault, since=at)), keep=False) for at in (0, 8))
     since_ns = always.step_ns - never.step_ns

@@ -64,6 +64,7 @@ def test_ranks_that_wait_for_one_that_waits_for_its_batches_are_not_named_beside
     assert "late_rank" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "held_by", "lost_us", "others_us", "found", "told"),
     [

@@ -119,6 +119,7 @@ def test_the_longest_piece_shows_the_loss_with_the_chain_that_led_to_it() -> Non
 OF_HOST = ("launch_bound", "launch_latency", "blocked_host", "drained")
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(programs)
 def test_host_losses_are_disjoint_and_add_up_to_the_causes_of_the_host(program: Program) -> None:
@@ -353,6 +354,7 @@ def test_a_giant_all_reduce_is_to_be_split() -> None:
     assert "split_all_reduce" not in fired(always(*COMPUTED, msgspec.structs.replace(giant, size_bytes=1 << 30)))
 
 
+@pytest.mark.slow
 def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
     ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
     call = Sent(start=301, end=900, launch=1)
@@ -544,6 +546,7 @@ def _named(simulated: Simulated, name: str) -> Run:
     return replace(simulated.run, ranks={0: replace(timeline, names=names)})
 
 
+@pytest.mark.slow
 def test_summaries_keep_losses_of_every_rank() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     kinds: Sequence[set[str]] = [{each.kind for each in own.host_losses} for own in summarize_ranks(run).values()]
@@ -639,6 +642,7 @@ def waits_of_two(first: int, second: int | None) -> str:
     return f"{named.title}\n{named.apply}"
 
 
+@pytest.mark.slow
 def test_who_waits_for_whom_is_said_of_two_ranks_of_which_one_waits() -> None:
     said = waits_of_two(1000, 50)
     assert "wait: the late rank computed longer (rank 0 waits for rank 1)" in said
@@ -668,6 +672,7 @@ BESIDE = (Sent(start=905, end=970, launch=5), Kernel(start=971, end=1000))
 """65 us of communication, and 29 of compute after it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("items", "said"),
     [

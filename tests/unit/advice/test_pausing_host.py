@@ -52,6 +52,7 @@ def test_a_pause_of_all_ranks_at_the_end_of_the_step_has_its_place_however_long_
     assert said.title.endswith("each time at the end of the step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "remedy"),
     [("<built-in function sleep>", "py-spy dump"), ("torch/serialization.py(850): save", "async_save")],
@@ -107,6 +108,7 @@ def test_a_pause_that_is_longer_than_loading_is_named() -> None:
     assert said.loss_ns == 220 * US
 
 
+@pytest.mark.slow
 def test_many_ranks_that_pause_are_all_named() -> None:
     run = cpu_run(lambda step, rank: [*TRAINED, Op("aten::mul", 720, 780)], ranks=12)
     assert fired(run)["pausing_host"].evidence["ranks"] == list(range(12))

@@ -56,6 +56,7 @@ def beside_waiting(
     return {each.id: each for each in by_rules(run, analysis, together)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held_by", "certain"), [(None, False), ("host", False), ("slower_compute", True)])
 def test_gradients_one_by_one_are_said_beside_waiting_which_then_may_have_a_setting(
     monkeypatch: pytest.MonkeyPatch, held_by: str | None, *, certain: bool

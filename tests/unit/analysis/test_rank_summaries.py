@@ -56,6 +56,7 @@ def figures(run: Run) -> Any:
     return analyze(run, match_and_align(run), None, summarize_ranks(run))
 
 
+@pytest.mark.slow
 def test_workers_find_the_same(place: Path, two_workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     by_workers = figures(load_run(place))
     assert two_workers == []
@@ -65,6 +66,7 @@ def test_workers_find_the_same(place: Path, two_workers: list[Any], monkeypatch:
     assert by_workers.ranks[0].no_causes_reason is None, "host events were not used"
 
 
+@pytest.mark.slow
 def test_workers_find_the_pauses_of_whole_processes(tmp_path: Path, two_workers: list[Any]) -> None:
     job = of_one_process(run(lambda _, rank: {3: 12.0} if rank else {3: 3.0, 4: 7.0}), ["training", "training"])
     save_run(job, tmp_path / "run", version="1")

@@ -64,6 +64,7 @@ def test_where_recorded_steps_are_not_like_all_steps_it_is_said(recorded_ms: flo
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recorded", [{"trigger": 3}, {"triggered": "x"}, {"triggered": [{"trace": 1}]}, {"sampled": [{"every": "x"}]}]
 )

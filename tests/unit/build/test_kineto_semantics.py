@@ -352,6 +352,7 @@ def test_several_copies_of_one_call_are_one_collective(folder: Path) -> None:
 # --- neither compute nor communication; kernels of both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync", "Device Synchronize"]
 )

@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import pytest
 from msgspec.structs import asdict, replace
 
 from overlapscope.advice.advise import analyze_with_advice
@@ -29,6 +30,7 @@ def renumbered(timeline: RankTimeline) -> RankTimeline:
     return replace(timeline, names=tuple(names.to_list()), **tables)
 
 
+@pytest.mark.slow
 def test_an_analysis_does_not_follow_from_the_numbers_of_names() -> None:
     some = (0, 3, 5, 6, 9, 10, 11)
     run = run_of(simulate(Job(layout=Layout(tp=2, pp=2, dp=4, ep=2), moe=True, recorded=some, steps=2, seed=4)))

@@ -11,6 +11,7 @@ import overlapscope
 from overlapscope.capture.host.thread_times import let_other_threads_rest
 
 
+@pytest.mark.slow
 def test_it_waits_until_the_other_threads_rest() -> None:
     done = threading.Event()
 

@@ -35,6 +35,7 @@ def change_what_is_kept(file: Path) -> None:
     file.write_bytes(load_analysis.checksum_line(content) + content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [["--json"], [], ["--all"]])
 def test_what_was_kept_is_printed_again_without_reading_the_run(
     form: list[str], place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ def test_what_was_kept_does_not_count_once_something_changed(
     assert all(each["step"] != 77 for rank in analysis["ranks"] for each in rank["steps"])
 
 
+@pytest.mark.slow
 def test_a_link_in_its_place_is_neither_read_nor_followed(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,6 +218,7 @@ def rankless(folder: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rank"),
     [

@@ -44,6 +44,7 @@ def traces(folder: Path, ranks: int = 2, steps: int = 3) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_command_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_trace_and_a_folder_of_traces_are_one_run_each(tmp_path: Path, capsys:
     assert by_name(alone, "exposed_comm_ns")["difference"] == 0
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_is_several_and_a_link_to_one_of_them_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
     assert "without a complete step in some run: rank 1" in stdout_of(capsys, "report", saved)
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_read_is_named_in_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         shutil.copytree(ROOT / "traces" / "baseline", tmp_path / "runs" / str(number))

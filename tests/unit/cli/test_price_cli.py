@@ -66,6 +66,7 @@ def test_a_step_of_another_dry_run_under_another_recipe_calibrates(
     assert found["measured"] == [f"{tmp_path}/double=0.5s:eager: eager, fixes pace"]
 
 
+@pytest.mark.slow
 def test_a_recorded_run_gives_its_step_and_its_collectives(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = prices(capsys, run, "--calibrate", str(RECORDED))
     assert main(["analyze", str(RECORDED), "--json"]) == 0

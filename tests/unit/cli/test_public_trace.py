@@ -58,6 +58,7 @@ def published(address: str, content: bytes = CONTENT) -> PublicTrace:
     return replace(MEGATRON_TP8, address=address, files=(one,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_is_there_is_not_fetched_again(tmp_path: Path, *, packed: bool) -> None:
     with web({"a.json": CONTENT}, packed=packed) as (address, asked):

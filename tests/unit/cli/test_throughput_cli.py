@@ -159,6 +159,7 @@ def test_a_cpu_run_shows_no_gpu_hours(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--price" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_price_that_is_used_is_not_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved(tmp_path / "run", *(rank_of(rank, STEPS, device=True) for rank in (0, 1)))
     assert main(["analyze", str(run), "--price", "1"]) == 0

@@ -123,6 +123,7 @@ def test_the_screen_has_the_figures_of_analyze_and_a_bar_to_scale() -> None:
     assert [trend[at] == "█" for at in range(6)] == [each.exposed_comm_ns == longest for each in head.job_steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [48, 60, 71])
 def test_a_narrow_terminal_has_bars_and_rows_of_one_line(columns: int) -> None:
     analysis = overlapscope.load(RUN).analysis()

@@ -83,7 +83,7 @@ def text(seen: Visit) -> str:
 def paths_of(known: dict[str, str]) -> list[str]:
     """Return the addresses of all pages of one run, and of its comparison with the other."""
     base, candidate = known["baseline"], known["regressed"]
-    return [*(run_address(base, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
+    return [*(run_address(candidate, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
 
 
 LEVELS = "[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])"
@@ -95,12 +95,11 @@ OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = tru
 def tour(root: Path, address: str, usual: Any) -> Iterator[Callable[[], Iterator[tuple[str, Visit]]]]:
     """Return a function that opens the pages one after the other, and yields each with its path."""
     known = ids(Site([root]))
-    advised = [run_address(known["regressed"], each) for each in ("overview", "recommendations", "what-if")]
     page = usual.new_page()
     seen = Visit(page=page, wrong=watched(page, address))
 
     def pages_in_turn() -> Iterator[tuple[str, Visit]]:
-        for path in ("/", *paths_of(known), *advised):
+        for path in ("/", *paths_of(known)):
             page.goto(address + path)
             arrived(seen)
             yield path, seen

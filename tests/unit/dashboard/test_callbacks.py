@@ -96,6 +96,7 @@ def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
         assert words in called(client, output, inputs, states).get_data(as_text=True)
 
 
+@pytest.mark.slow
 def test_a_page_that_many_ask_for_is_made_once_for_a_state_of_its_files(
     root: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

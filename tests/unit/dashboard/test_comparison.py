@@ -99,6 +99,7 @@ def said_by_heading(content: object) -> list[str]:
     return said_by_heading(getattr(content, "children", None) or ())
 
 
+@pytest.mark.slow
 def test_runs_of_other_jobs_have_no_verdict_and_say_why(site: Site, tmp_path: Path) -> None:
     run = copy_run(tmp_path / "runs" / "other")
     text = (run / "run.json").read_text(encoding="utf-8")

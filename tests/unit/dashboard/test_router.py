@@ -231,6 +231,7 @@ def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path:
         assert "124.179 ms" in words(router.show(site, run_address(place.id), {}).content)
 
 
+@pytest.mark.slow
 def test_recordings_of_several_jobs_are_listed_as_one_run_each(tmp_path: Path) -> None:
     for rank in range(2):
         record(tmp_path / f"a{rank}.json", rank)
@@ -255,6 +256,7 @@ def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:
     assert first_page(site) == []
 
 
+@pytest.mark.slow
 def test_many_runs_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     for number in range(MAX_RUNS + 2):
         folder = tmp_path / f"{number:04d}"

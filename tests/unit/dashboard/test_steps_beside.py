@@ -231,6 +231,7 @@ def test_a_link_is_marked_on_both_runs_where_its_calls_ran(pair: tuple[OpenRun, 
     assert calls_of_step.size == 4
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_step_of_its_address_and_leads_to_both_timelines(site: Site) -> None:
     shown = page(site, step="5", rank="1")
     said = words(shown.content)

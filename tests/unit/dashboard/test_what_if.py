@@ -132,6 +132,7 @@ def test_caps_as_good_as_the_best_are_those_that_the_recommendation_names(site: 
         )
 
 
+@pytest.mark.slow
 def test_a_curve_under_other_settings_has_its_own_best_caps(case: RecordedCase, site: Site) -> None:
     found = site.run(ids(site)["regressed"]).prediction
     faster = view.replay_settings(case, replace(with_cap(case.baseline, 5.0), link_speed=4.0))
@@ -156,6 +157,7 @@ def predicted(site: Site) -> WhatIf:
     return site.run(ids(site)["regressed"]).prediction
 
 
+@pytest.mark.slow
 def test_an_address_without_settings_means_those_that_are_recommended(site: Site, predicted: WhatIf) -> None:
     (first, *_), _ = site.run(ids(site)["regressed"]).advice
     assert scenarios.settings_of({}, predicted) == scenarios.query_of_advice(first.id, first.knobs) == {"cap": "10"}

@@ -59,6 +59,7 @@ def test_a_function_that_marks_its_own_step_is_called_again(tmp_path: Path) -> N
     pd.testing.assert_frame_equal(operations(decorated), operations(steps.plain))
 
 
+@pytest.mark.slow
 def test_a_training_without_a_step_to_record_is_refused(tmp_path: Path) -> None:
     for count in (0, 1):
         with pytest.raises(InputError, match=f"ended after {count} steps of its profile: let it run for 2 or more"):

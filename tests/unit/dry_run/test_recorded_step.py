@@ -106,6 +106,7 @@ def test_a_functional_collective_is_needed_where_its_result_is_used() -> None:
     assert schedule.needed_order.tolist()[0] == first_sum
 
 
+@pytest.mark.slow
 def test_what_a_loader_makes_is_the_hosts() -> None:
     operations, _, _ = tables(steps.loads_with_workers)
     assert not operations.name.str.contains("stack").any()
@@ -166,6 +167,7 @@ def test_nothing_is_timed() -> None:
     assert [each.total_bytes for each in found.dry_step.ranks[0].calls] == [3 * 256 * KIB]
 
 
+@pytest.mark.slow
 def test_a_run_directory_holds_all_of_it(tmp_path: Path) -> None:
     written = overlapscope.dryrun(steps.ddp, world_size=4, to=tmp_path / "run")
     read = overlapscope.load(tmp_path / "run")
@@ -207,6 +209,7 @@ def test_a_misuse_is_refused() -> None:
             overlapscope.dryrun(steps.plain, **named)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_torch_is_as_it_was_afterwards() -> None:
     from torch import distributed  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415

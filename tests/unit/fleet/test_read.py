@@ -159,6 +159,7 @@ def test_only_new_and_changed_runs_are_read_again(folder: Path, monkeypatch: pyt
     assert read_fleet(folder, runs_below(folder), workers=1) == replace(third, read=18)
 
 
+@pytest.mark.slow
 def test_a_stored_analysis_is_used_in_place_of_the_tables(folder: Path, tmp_path: Path) -> None:
     save_run(late(0), tmp_path / "other", version="test")
     document = json.render(analyze(late(5))).encode()

@@ -99,6 +99,7 @@ def figures(analysis: Analysis) -> dict[tuple[str, str], float]:
     return {(str(row["subject"]), str(row["name"])): float(row["value"] or 0) for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2022", "2023", "2026"])
 @pytest.mark.parametrize("ranks", [2, 4, 8, 24])
 def test_every_call_is_measured_as_nccl_tests_would(version: str, ranks: int, tmp_path: Path) -> None:
@@ -337,6 +338,7 @@ PIECES = (
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.sampled_from(PIECES).flatmap(lambda text: mutations(text.encode()) | with_odd_numbers(text)))
 def test_any_change_of_the_text_gives_sound_measurements_or_a_refusal(content: bytes) -> None:

@@ -246,6 +246,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("node", "decodings"), MANY.values(), ids=MANY.keys())
 def test_no_node_is_decoded_twice_and_only_collectives_are_decoded_whole(
     node: dict[str, Any], decodings: int, tmp_path: Path
@@ -409,6 +410,7 @@ def test_only_execution_traces_are_taken_for_such() -> None:
 OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "allreduce", [], [], 8], types=["x"])
 
 
+@pytest.mark.slow
 @examples(150)
 @given(data=st.data())
 @pytest.mark.parametrize("content", [trace(NEW), trace([OLD])], ids=["new", "old"])

@@ -498,6 +498,7 @@ def check_sums(content: bytes) -> None:
             assert sum(parts) == by_name[subject, name]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(data=st.data(), seed=st.integers(0, 5), modern=st.booleans())
 def test_any_change_of_the_text_gives_figures_that_add_up_or_a_refusal(

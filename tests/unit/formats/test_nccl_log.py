@@ -511,6 +511,7 @@ def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.data())
 def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:

@@ -319,6 +319,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     records=st.lists(st.dictionaries(st.text("abc", min_size=1), values, min_size=1, max_size=3), max_size=5),
     indent=st.sampled_from([None, 1, 2]),

@@ -1006,6 +1006,7 @@ def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return Export(**SMALL, schemas=SCHEMAS, environment={"RANK": "0"}).write(path).read_bytes()
 
 
+@pytest.mark.slow
 @examples(150)
 @given(data=st.data())
 def test_any_damage_ends_in_a_result_or_a_located_error(small_export: bytes, data: st.DataObject) -> None:

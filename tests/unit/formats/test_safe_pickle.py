@@ -182,6 +182,7 @@ def shared(levels: int) -> bytes:
     return b"\x80\x02(]r\0\0\0\0" + b"".join(outer) + b"t."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -81,6 +81,7 @@ def test_three_runs_a_side_cannot_be_more_certain_than_one_in_twenty() -> None:
     assert permutation_test([1, 2, 3, 4], [5, 6, 7, 8])[0] == pytest.approx(1 / 70)
 
 
+@pytest.mark.slow
 def test_where_the_exact_distribution_ends_the_approximation_takes_over_without_a_jump(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,6 +161,7 @@ def test_the_approximation_is_close_to_the_share_of_random_permutations() -> Non
     assert permutation_test(values[:60].tolist(), values[60:].tolist())[0] == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(2, 5), st.randoms(use_true_random=False))
 def test_the_interval_holds_the_shifts_that_the_test_does_not_reject(n: int, m: int, random: object) -> None:

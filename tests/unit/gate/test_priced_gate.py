@@ -220,6 +220,7 @@ def test_reports_say_that_times_are_priced() -> None:
     assert document["comparison"]["metrics"][0]["candidate"]["value"] is None  # a comparison holds what was measured
 
 
+@pytest.mark.slow
 def test_without_names_the_key_stays_and_what_was_priced_goes() -> None:
     other = redacted(judged(priced(step()), priced(step(), key="h200")))
     assert isinstance(other, Gate)

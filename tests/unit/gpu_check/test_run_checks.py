@@ -39,6 +39,7 @@ def result_of(function: str, *, limit_seconds: float = 30) -> CheckResult:
     return document.checks[1]
 
 
+@pytest.mark.slow
 def test_a_check_is_accepted_only_if_each_figure_is_measured_and_within_its_limits() -> None:
     document, said = run(*map(stand_in, ("good", "beyond_its_limit", "half", "not_a_number")))
     assert [each.verdict for each in document.checks] == [
@@ -81,6 +82,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -139,6 +141,7 @@ def test_checks_can_be_chosen_by_name() -> None:
         run(stand_in("good"), chosen=["C99"])
 
 
+@pytest.mark.slow
 def test_recordings_are_kept_small_and_without_the_host_s_name(tmp_path: Path) -> None:
     document, _ = run(stand_in("keeps"), stand_in("good"), keep_in=tmp_path)
     kept = document.checks[-1]

@@ -105,6 +105,7 @@ def test_a_folder_of_the_profiler_keeps_its_neighbours(tmp_path: Path) -> None:
 ESCAPES = ["../evil.json", "/evil.json", "a/../../evil.json", "a/..", "C:evil.json", "a\\..\\evil.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("name", [*ESCAPES, "x" * 300 + ".json"])
 def test_no_member_leads_out(kind: str, name: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def folder_with_a_trace(tmp_path: Path) -> Path:
     return write_job(tmp_path / "job", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_file_of_another_kind_beside_a_trace_is_passed_over_by_name(name: str, tmp_path: Path) -> None:
     folder = folder_with_a_trace(tmp_path)
@@ -140,6 +141,7 @@ def test_a_test_that_failed_before_its_first_result_is_refused_as_such(tmp_path:
         read_inputs([failed])
 
 
+@pytest.mark.slow
 def test_nothing_is_looked_for_beyond_the_first_megabytes(tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
     report.write_text(PROSE * (2 * MAX_SEARCHED_BYTES // len(PROSE)) + HEADER + ROW)

@@ -80,6 +80,7 @@ def test_a_folder_behind_a_url_is_read_like_one_here(storage: Any, tmp_path: Pat
     assert [each.size for each in there.groups] == [each.size for each in here.groups]
 
 
+@pytest.mark.slow
 def test_a_run_is_written_from_urls_and_gone_on_with(storage: Any, tmp_path: Path) -> None:
     inputs = [Path("memory://job")]
     with pytest.raises(KeyboardInterrupt):
@@ -200,6 +201,7 @@ def test_what_opens_a_url_is_not_shown(url: str, shown: str) -> None:
     assert display_path(Path("folder/me:you@there?sig=1")) == "folder/me:you@there?sig=1"  # of this machine
 
 
+@pytest.mark.slow
 def test_a_signed_url_is_read_and_its_signature_is_kept_nowhere(
     storage: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def waiting_command(tmp_path: Path, copies: Path) -> Iterator[subprocess.Popen[s
         yield process
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_killed_command_is_removed_by_the_next_one(tmp_path: Path, temporary_folder: Path) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     with waiting_command(tmp_path, temporary_folder) as process:

@@ -215,6 +215,7 @@ def test_a_certificate_that_nobody_vouches_for_is_reported(tmp_path: Path, serve
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_server_is_read_by_the_links_on_its_pages(web: str) -> None:
     for named in ("job", "job/"):
         found = discover([Path(f"{web}/{named}")])

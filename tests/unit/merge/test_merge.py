@@ -522,6 +522,7 @@ def as_library(call: Call, members: int) -> list[Call]:
     return [Call(op, elements, call.dtype) for elements in sizes for op in ("send", "recv")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "members"),
     [
@@ -639,6 +640,7 @@ def test_the_places_of_a_run_are_those_of_a_comparison_at_every_place(
     assert find_run(np.array(pattern, np.int64), np.array(text, np.int64)) == tuple(fits[:2])
 
 
+@pytest.mark.slow
 def test_a_million_calls_that_are_all_alike_take_no_time() -> None:
     text = np.zeros(1_000_000, np.int64)
     assert find_run(text[:10_000], text) == (0, 1)

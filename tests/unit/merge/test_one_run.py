@@ -61,6 +61,7 @@ def test_of_two_runs_in_one_folder_the_one_with_more_calls_counts(tmp_path: Path
     assert set(run.facts.members.process.tolist()) == {5000, 5001}
 
 
+@pytest.mark.slow
 def test_the_order_of_the_files_changes_nothing(tmp_path: Path) -> None:
     paths = logs(tmp_path, "0xaaa1", 4000, 9, ranks=4) + logs(tmp_path, "0xbbb1", 5000, 7, ranks=4)
     for seed in range(6):

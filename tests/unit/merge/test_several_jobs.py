@@ -123,6 +123,7 @@ def test_a_log_goes_to_the_job_of_its_folder(tmp_path: Path) -> None:
     assert "left out: which of the 2 jobs it is of is not known" in doubtful.warnings[-1]
 
 
+@pytest.mark.slow
 def test_each_job_has_its_table_and_its_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
         record(tmp_path / "all" / f"a{rank}.json", rank)

@@ -187,6 +187,7 @@ def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(older: tuple[
     assert files_in(out) == before
 
 
+@pytest.mark.slow
 @needs_archives
 def test_an_older_run_is_replaced_by_one_that_lost_no_more(tmp_path: Path) -> None:
     inputs, out = job(tmp_path / "job"), tmp_path / "apart"

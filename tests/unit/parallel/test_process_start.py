@@ -93,6 +93,7 @@ def _ranks(folder: Path) -> list[int]:
     return list(read_inputs([folder], workers=2).ranks)
 
 
+@pytest.mark.slow
 def test_a_worker_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
     trace = write_job(tmp_path, 1) / "rank0.json"
     found = Unpacked(inputs=Inputs(runs=(), files=(trace,), passed_over=()))
@@ -120,6 +121,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         wait_for_end(worker)
 
 
+@pytest.mark.slow
 def test_workers_that_were_started_ahead_are_taken(tmp_path: Path) -> None:
     write_job(tmp_path, 3)
     with started_ahead(2, "overlapscope.ingest.parallel.read_parallel") as pool:

@@ -70,6 +70,7 @@ def output_of(code: str, place: Path, path: Path) -> str:
     return subprocess.check_output([sys.executable, "-c", code], cwd=place, env=variables, text=True)
 
 
+@pytest.mark.slow
 def test_code_is_known_by_its_text(tmp_path: Path) -> None:
     """The same wherever it lies; another one as soon as one letter of one file is."""
     code = (

@@ -149,6 +149,7 @@ def test_shares_give_what_one_process_finds(tmp_path: Path, content: bytes, comp
     assert executor.given == [True] * (shares - 1)
 
 
+@pytest.mark.slow
 @examples(120, deadline=None)
 @given(
     which=st.integers(0, len(CONTENTS) - 1),

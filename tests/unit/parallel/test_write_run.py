@@ -152,6 +152,7 @@ def test_assumed_ranks_are_said_or_taken_back_either_way(tmp_path: Path) -> None
     assert all("left out: no rank" in each and "assumed" not in each for each in others)
 
 
+@pytest.mark.slow
 def test_relative_paths_stay_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job(tmp_path / "job")
     monkeypatch.chdir(tmp_path)
@@ -216,6 +217,7 @@ def test_what_gives_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
 
 
+@pytest.mark.slow
 def test_a_run_among_its_own_traces_is_written_again_and_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     job(folder)

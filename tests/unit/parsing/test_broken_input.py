@@ -328,6 +328,7 @@ def test_a_file_cut_behind_its_events_keeps_them_all(every: int, tmp_path: Path,
             assert source.warnings, cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [3, 700, 1500])
 def test_a_cut_file_is_reported_on_the_command_line(
     cut: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -405,6 +406,7 @@ def test_gzip_in_several_members_reads_as_one(
         check_figures(document, sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"garbage", b"\0" * 512, b"\x1f\x8b\x08\x09broken header", b"{}"])
 def test_garbage_behind_gzip_data_is_left_out_and_named(garbage: bytes, sound: Document, analyzed: Analyze) -> None:
     packed = gzip.compress(assemble(TEXTS, metadata=METADATA)) + garbage
@@ -557,6 +559,7 @@ def test_an_event_without_a_possible_start_or_duration_is_dropped_and_counted(
     check_figures(document, sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dur", ["", "0", "-5", "-5.125", "-9000000000"])
 def test_a_missing_or_negative_duration_is_none(dur: str, sound: Document, analyzed: Analyze) -> None:
     document = analyzed(text_of(victim(dur=dur)))

@@ -162,6 +162,7 @@ def test_the_key_of_the_events_is_found_across_any_block(blanks: bytes) -> None:
         assert collected(content, 64, block)[:2] == whole[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\0\0", b" \r\n\t", b"\xef\xbb\xbf \n"])
 @pytest.mark.parametrize("array", [False, True])
 def test_marks_and_blanks_before_the_trace_change_nothing(start: bytes, array: bool) -> None:

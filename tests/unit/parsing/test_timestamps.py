@@ -148,6 +148,7 @@ TOKENS = (
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.lists(TOKENS, min_size=1, max_size=12))
 def test_texts_read_together_mean_what_each_means_alone(tokens):

@@ -51,6 +51,7 @@ def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: k
     return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], spans=spans)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uneven", "pairs", "words"),
     [
@@ -514,6 +515,7 @@ def test_a_comparison_names_a_rank_that_becomes_a_straggler() -> None:
     assert (gone.id, gone.severity) == (f"straggler_vanished:rank{CULPRIT}", "info")
 
 
+@pytest.mark.slow
 def test_the_same_straggler_on_both_sides_and_one_of_few_runs_is_no_news() -> None:
     slow = measured("slower_compute")
     assert not changed_stragglers(slow, slow)

@@ -333,6 +333,7 @@ def test_a_path_that_begins_on_a_rank_left_out_has_no_negative_times() -> None:
     assert Read(document(run, ranks=frozenset({1}))).slices
 
 
+@pytest.mark.slow
 def test_the_command_writes_once_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
     printed = stdout_of(capsys, "export", BASELINE, "-o", plain)
@@ -396,6 +397,7 @@ def test_a_log_without_times_is_no_trace(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["export.json", "export.json.gz"])
 def test_an_export_is_not_taken_for_a_recording(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name

@@ -209,6 +209,7 @@ def test_the_gate_says_no_name_in_its_text_and_in_annotations(tmp_path: Path) ->
     assert not left("".join(annotations(hidden)))
 
 
+@pytest.mark.slow
 def test_the_command_leaves_them_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted_run(tmp_path, "made")
     monkeypatch.chdir(tmp_path)

@@ -145,6 +145,7 @@ def test_saved_json_gives_the_same_report(tmp_path: Path, capsys: pytest.Capture
         assert json.loads(stdout_of(capsys, "report", saved, "--json")) == json.loads(as_json.render(document))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_root")
 def test_a_run_and_two_runs_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = (ROOT / "tests" / "golden" / "run.md").read_text(encoding="utf-8")
@@ -366,6 +367,7 @@ def test_hostile_names_are_inert_in_markdown(evil: str) -> None:
         assert all(re.match(r"(### |- \*\*|- |\| |\*The|[\w(])", line) for line in page.splitlines() if line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evil", EVIL)
 def test_hostile_names_are_inert_in_junit_and_openmetrics(evil: str) -> None:
     for document in hostile(evil).values():

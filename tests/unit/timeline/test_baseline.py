@@ -49,6 +49,7 @@ def test_the_gate_says_the_same_of_a_baseline_as_of_the_run_it_was_made_of(capsy
     assert kept == run
 
 
+@pytest.mark.slow
 def test_the_report_says_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     saved("main", BASE)
     shown = []
@@ -156,6 +157,7 @@ def test_list_and_show_are_for_people(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "6.960 ms of a 124.179 ms step is exposed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved("main", BASE)
     capsys.readouterr()

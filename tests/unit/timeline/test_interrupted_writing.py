@@ -120,6 +120,7 @@ def test_the_place_of_a_run_that_was_put_aside_is_named_where_it_is_missed(
     assert files_in(run) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path) -> None:
     killed(REPLACING.format(steps=1, run=str(older_run(tmp_path / "one"))))
     write_run(job(tmp_path / "job"), tmp_path / "two", workers=1)
@@ -156,6 +157,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_stops_nobody(
     assert explain_interrupted(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_put_aside_is_said_to_be(tmp_path: Path) -> None:
     run = write_run(job(tmp_path / "job"), tmp_path / "run", workers=1).path
     whole = load_run(run)

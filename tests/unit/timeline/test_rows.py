@@ -38,6 +38,7 @@ def columns(draw: st.DrawFn) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @examples(300, deadline=None)
 @given(columns())
 def test_rows_are_in_the_order_of_their_columns_and_equals_stay_as_they_were(given: list[np.ndarray]) -> None:
@@ -45,6 +46,7 @@ def test_rows_are_in_the_order_of_their_columns_and_equals_stay_as_they_were(giv
     assert sort_order(*given).tolist() == sorted(range(len(rows)), key=rows.__getitem__)
 
 
+@pytest.mark.slow
 @examples(300, deadline=None)
 @given(columns())
 def test_distinct_rows_are_numbered_in_the_order_of_their_first(given: list[np.ndarray]) -> None:

@@ -155,6 +155,7 @@ def test_plain_pyarrow_reads_every_table(saved):
                 assert table.column(column).to_pylist() == written[column], (name, column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spans", "lanes", "collectives"])
 def test_tables_written_again_by_another_tool_are_read(saved, name):
     """Other tools may write several row groups, and plain text in place of dictionaries."""
@@ -236,6 +237,7 @@ def test_every_table_and_what_a_killed_capture_leaves_is_own(saved):
     assert foreign_entries(saved) == [".rank_00001.notes.gz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()])
 @pytest.mark.parametrize("stands", [False, True], ids=["new place", "over an old run"])
 def test_a_write_that_fails_leaves_everything_as_it_was(tmp_path, monkeypatch, error, stands):

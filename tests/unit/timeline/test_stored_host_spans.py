@@ -187,6 +187,7 @@ def test_a_run_of_the_first_schema_opens_and_says_that_it_has_no_host_events(pla
     assert not [warning for source in run.sources for warning in source.warnings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace_run", "events_run", "ingested_run"])
 def test_a_released_run_has_no_host_events(name: str, tmp_path: Path) -> None:
     run = load_run(shutil.copytree(ROOT / "tests" / "released" / "0.1" / name, tmp_path / name))
@@ -245,6 +246,7 @@ def test_damaged_synchronisations_are_left_out_with_the_host_spans(place: Path, 
     assert run.ranks[1].has_host_events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [

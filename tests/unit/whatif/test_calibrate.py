@@ -31,6 +31,7 @@ def described(layers: int, hidden: int, step_ms: float, gbs: float) -> Plan:
     return plan(parse_workload(content))
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(slowdown=st.floats(1.05, 1.9), cap=st.sampled_from((1.0, 5.0, 25.0)))
 def test_the_slowdown_that_made_a_step_is_found_again(slowdown: float, cap: float) -> None:

@@ -78,6 +78,7 @@ def test_calls_of_integers_carry_no_gradients() -> None:
         recorded_steps(run, match_and_align(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
 def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
     made = replace(IN_PAIRS, slowdown=slowdown)
@@ -111,6 +112,7 @@ def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: 
         assert predicted[cap].low_ns <= truth <= predicted[cap].high_ns
 
 
+@pytest.mark.slow
 def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() -> None:
     made = replace(IN_PAIRS, slowdown=1.8, ticks_per_mb=300)
     found = ddp_case_of_run(recorded(made))
@@ -296,6 +298,7 @@ def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> 
         assert a.predicted_step_ns == pytest.approx(b.predicted_step_ns, rel=0.002)
 
 
+@pytest.mark.slow
 def test_one_real_recording_predicts_the_other() -> None:
     """`traces/` holds one job under two caps, recorded one after the other."""
     caps = {"baseline": 4.0, "regressed": 1000.0}
@@ -338,6 +341,7 @@ def test_sizes_apart_tell_latency_and_bandwidth() -> None:
     assert fit_line(np.array([1000]), np.array([2500.0]), 500) == pytest.approx((500, 2.0))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_published_json_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

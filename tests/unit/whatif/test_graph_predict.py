@@ -151,6 +151,7 @@ def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
     assert all("MixedPrecisionPolicy(reduce_dtype=" in each.apply["fsdp2"] for each in trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("knobs", "title", "code"),
     [
@@ -182,6 +183,7 @@ def test_the_first_version_of_fsdp_is_given_no_code_where_it_has_none_and_the_be
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [-0.01, 0.0005])
 def test_without_a_setting_that_surely_gains_more_than_recordings_differ_the_first_version_of_fsdp_is_left_alone(
     low: float,

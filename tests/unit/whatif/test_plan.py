@@ -221,6 +221,7 @@ def test_without_a_measured_step_the_answer_says_so() -> None:
     assert any("no step was measured" in each for each in found.reasons)
 
 
+@pytest.mark.slow
 def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -> None:
     ddp = {"bucket_cap_mb": 1000, "gradient_as_bucket_view": True}
     late = [0.0, 0.0, 30.0, 0.0]

@@ -155,6 +155,7 @@ def described(folder: Path, table: str) -> str:
     return str(folder / "w.toml")
 
 
+@pytest.mark.slow
 def test_channels_take_what_their_table_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The present table again changes nothing; one in which all takes half is as good as links twice as fast."""
     workload = described(tmp_path, ROWS.format(100, 15000))

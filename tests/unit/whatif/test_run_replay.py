@@ -149,12 +149,14 @@ def test_an_older_recording_without_host_events_is_answered_as_before_and_says_s
     assert not any("host_pauses_ms" in each.knobs for each in answer.scenarios)
 
 
+@pytest.mark.slow
 def test_a_job_without_communication_is_asked_about_its_host_alone() -> None:
     answer = answered(run_of("resnet50"))
     assert [each.knobs for each in answer.scenarios] == [{}, {"host_pauses_ms": 3.0}]
     assert answer.bounds.no_comm_ns == answer.baseline.measured_step_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100_rank3of8", "mi300"])
 def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
     """Gradients of 32 bits are halved, those of 16 are not; the size of a group must be known for more ranks."""

@@ -65,6 +65,7 @@ def test_the_search_is_as_good_as_trying_everything(
     assert cost(merged(work)) <= best * 1.1
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(drawn=st.lists(st.floats(0.001, 40), min_size=1, max_size=12), cuts=st.sets(st.integers(1, 11)))
 def test_a_list_of_caps_makes_the_groups_it_was_made_from(drawn: list[float], cuts: set[int]) -> None:

@@ -36,6 +36,7 @@ def reduced(calls: int, *, autograd: str = AUTOGRAD, longer: int = 0) -> Recomme
     return fired(cpu_run(step)).get("flatten_gradients")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calls", "autograd", "said"),
     [

@@ -57,6 +57,7 @@ def test_a_unit_that_stays_gathered_or_is_reduced_in_another_type_is_found_too(a
     assert "fsdp_units" in fired(fsdp(**alike))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [

@@ -112,6 +112,7 @@ def test_time_in_which_the_next_compute_waits_for_something_else_is_not_saved(ca
     assert saved_by_overlap_ns(given, given.analysis.collectives) == (400 if saved else 100) * US
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_half_of_the_transfer_moves_the_ends_of_calls_that_stand_behind_each_other(seed: int) -> None:
     """Each was launched some time before it began; where it directly follows the one before, it stood behind that. No

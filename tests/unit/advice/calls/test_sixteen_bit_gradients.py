@@ -105,6 +105,7 @@ def test_copies_that_widen_gradients_take_a_third_less_in_sixteen_bits() -> None
 SCALES = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>, std::array<char*, 3ul>>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "begin", "saved_us"),
     [(SCALES, 600, 30), (BFLOAT16, 600, 0), (SCALES, 570, 0), (SCALES, 601, 0)],
@@ -172,6 +173,7 @@ def test_calls_that_stand_behind_each_other_all_save_for_the_last_one() -> None:
     assert fired(made(step))["sixteen_bit_gradients"].loss_ns == 200 * US, "half of all, and what is exposed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [

@@ -106,6 +106,7 @@ def test_a_compiler_could_fuse_copies_and_casts_too() -> None:
 COPIED = "void at::native::{}<128, 4, at::native::{}<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "op", "counts"),
     [

@@ -126,6 +126,7 @@ def test_what_ddp_reduces_in_one_pass_of_backward_is_updated(
         assert found.evidence["needs_ns"] == round(7 * needs_mb * 1_000_000 / 3350)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_gather", "broadcast", "reduce_scatter"])
 def test_ranks_that_share_parameters_update_a_part(op: str) -> None:
     shared = Sent(start=220, end=300, op=op, size_bytes=16_000_000, dimension="data")

@@ -45,6 +45,7 @@ SMALL_AFTER: list[Item] = [
 """A row of its own: compute lies before it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("items", "said"),
     [

@@ -86,6 +86,7 @@ def test_what_says_that_it_communicates(name: str) -> None:
     assert found.evidence["communicates"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_named"), [("gloo:barrier", True), ("nccl:barrier", False), ("log", False)])
 def test_of_ranges_only_collectives_of_hosts_are_named(name: str, *, is_named: bool) -> None:
     """Any other range in which a host does nothing for 3 ms or more is of `host_pauses`."""
@@ -109,6 +110,7 @@ def test_neither_is_what_holds_others_or_covers_less_than_nine_tenths() -> None:
     assert named(pulling(share=0.85)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "times", "on", "is_named"), [(1, 2, None, True), (1, 1, None, False),
                                                                (4, 1, None, True), (4, 1, 2, False)])  # fmt: skip
 def test_once_is_enough_only_where_most_ranks_have_it(

@@ -72,6 +72,7 @@ def test_pauses_cost_what_others_wait_or_all_idle(
     assert not delays_all(job, found, None), "before the first kernel of a step"
 
 
+@pytest.mark.slow
 def test_pauses_of_more_ranks_than_are_listed_cost_all_of_them() -> None:
     """17 ranks pause at once, of which 16 are listed."""
     (found,) = named(run(lambda *_: {3: 20.0}, ranks=17))

@@ -51,6 +51,7 @@ def test_each_moment_counts_once_and_only_where_nothing_else_computes(
     assert f"compute for {computed_ms} ms of a step" in title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "items",
     [

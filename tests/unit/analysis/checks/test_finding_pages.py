@@ -114,6 +114,7 @@ def test_no_page_is_without_a_finding_and_each_has_its_parts(file: Path) -> None
         assert "\n- " in text[at[-1] :]
 
 
+@pytest.mark.slow
 def test_every_recommendation_has_a_page_and_no_page_is_without_one() -> None:
     ids = ids_of_recommendations()
     assert len(ids) > 10

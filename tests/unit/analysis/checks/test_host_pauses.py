@@ -211,6 +211,7 @@ def test_of_pauses_of_different_lengths_the_longest_is_told() -> None:
     assert "up to" not in advice(run(in_turn))["host_pauses"].title
 
 
+@pytest.mark.slow
 def test_ranks_beyond_those_that_are_listed_are_all_recorded_ones() -> None:
     (found,) = named(run(lambda *_: {3: 10.0}, ranks=9))
     assert "(all 9 recorded ranks in each of 3 steps)" in found.title
@@ -255,6 +256,7 @@ def test_pauses_before_the_first_kernel_are_in_no_steps_time() -> None:
     assert "pauses of hosts" not in idle_text(analyze(job)), "of the idle time of steps they are no share"
 
 
+@pytest.mark.slow
 def test_where_hosts_share_cores_that_is_why_they_pause() -> None:
     cores = Finding(id="shared_cores", severity="warning", title="", evidence={}, known_from="trace")
     assert host_pauses(run(in_turn), {}, (), STEP, [cores]) == []

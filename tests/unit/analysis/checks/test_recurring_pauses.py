@@ -47,6 +47,7 @@ def test_pauses_of_several_pieces_of_a_step_are_added_up() -> None:
     assert "for 0.093 ms of each step in 3 pieces, between" in title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pauses", "named"),
     [

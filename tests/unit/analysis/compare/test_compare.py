@@ -145,6 +145,7 @@ def exposed_by(side: Sequence[dict[int, dict[int, Cell]]], kind: Kind) -> Fracti
     return sum(means, Fraction(0)) / len(means)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(job=jobs())
 def test_a_run_compared_with_itself_differs_in_nothing(job: Job) -> None:
@@ -408,6 +409,7 @@ def test_what_became_of_a_collective(before: Any, after: Any, change: str) -> No
     assert classify_change(before, after) == change
 
 
+@pytest.mark.slow
 def test_calls_whose_size_is_never_the_same_are_one_kind() -> None:
     def uneven(first: int) -> Run:
         steps = MANY_SIZES + 2

@@ -201,6 +201,7 @@ def allotted(seed: int, bad: str = "") -> list[FleetRun]:
     return runs
 
 
+@pytest.mark.slow
 def test_of_many_healthy_fleets_few_have_a_host_named_and_a_bad_host_is_named_in_most() -> None:
     healthy = [straggling_hosts(allotted(seed)).straggling for seed in range(200)]
     assert sum(map(bool, healthy)) <= 0.05 * len(healthy)

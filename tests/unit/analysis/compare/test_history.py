@@ -25,6 +25,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_three_runs_are_a_history_with_the_figures_of_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     document = answer(capsys, BASE, CANDIDATE, BASE)
     jsonschema.Draft202012Validator(schema("history")).validate(document)

@@ -211,6 +211,7 @@ def observed_ns(run: Path) -> int:
     return observed_run(read_inputs([run]), "run").step_ns
 
 
+@pytest.mark.slow
 def test_a_baseline_keeps_what_its_run_keeps(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(runs / "regressed"), "--bucket-cap-mb", "4", "--record"]) == 0
     folder = ["--folder", str(runs / "kept")]

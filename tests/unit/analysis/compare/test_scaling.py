@@ -119,6 +119,7 @@ def larger(tmp_path: Path) -> Path:
     return file.parent
 
 
+@pytest.mark.slow
 def test_the_command_tells_it_as_text_and_json(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--scale", str(BASE), str(larger), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

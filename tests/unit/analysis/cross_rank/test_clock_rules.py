@@ -186,6 +186,7 @@ def exchanges(clock: dict[int, float], *, tensor: bool, ranks: int = 4) -> Run:
     return job(calls, groups, lasts=2000, step=100, computes=computes, clock=clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0.0, 30.0, 3000.0, -1000.0])
 @pytest.mark.parametrize("tensor", [False, True])
 def test_uneven_exchanges_alone_set_the_clocks_that_nothing_else_ties(ahead: float, tensor: bool) -> None:

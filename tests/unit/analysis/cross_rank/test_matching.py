@@ -456,6 +456,7 @@ def test_a_recording_that_was_cut_costs_its_lost_calls_alone(source, numbered):
         assert f"rank {victim}" in said or f"on rank {run.ranks[0]} only" in said
 
 
+@pytest.mark.slow
 def test_cut_recordings_without_numbers_are_paired_where_the_ends_tell_their_place():
     run = loaded("kineto/megatron_tp8").run
     rows = np.argsort(run.ranks[5].collectives.start_ns)

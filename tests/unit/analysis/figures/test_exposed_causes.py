@@ -212,6 +212,7 @@ pieces = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(
 work = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 20), st.sampled_from(["gemm", "optimizer"])), max_size=5)
 
 
+@pytest.mark.slow
 @given(data=st.data(), number=st.integers(1, 7))
 def test_causes_are_those_of_every_single_nanosecond(data: st.DataObject, number: int) -> None:
     ranks = []

@@ -53,6 +53,7 @@ def test_kineto_has_them_on_threads_that_launch(tmp_path: Path) -> None:
     assert str(MAIN) in lanes
 
 
+@pytest.mark.slow
 def test_real_traces_have_all_that_stand_in_their_files() -> None:
     folder = shared_file("kineto/megatron_tp8")
     run = read_inputs([folder])

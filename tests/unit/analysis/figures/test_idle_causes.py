@@ -59,6 +59,7 @@ def test_a_recording_has_the_causes_that_its_graph_has() -> None:
     assert whole.causes == found.ranks[0].exposed_causes
 
 
+@pytest.mark.slow
 def test_the_headline_divides_its_idle_time() -> None:
     head = analyzed("kineto/megatron_tp8").headline
     assert sum(head.idle_causes.values()) == head.idle_ns
@@ -74,6 +75,7 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
     assert found.skew.reasons == [NO_CAUSES["sampled"]]
 
 
+@pytest.mark.slow
 def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
     unmatched, uneven = "Not all calls could be matched across ranks", "How long all_to_all calls transfer is not known"
     for name, not_known in (("hot_experts_moe3", True), ("starved_tp2", False)):

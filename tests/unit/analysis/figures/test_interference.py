@@ -283,6 +283,7 @@ def test_where_the_interval_is_wide_only_its_upper_end_is_shown(low_ns: int, sho
     assert interference_text(replace(analysis, ranks=[info], headline=head)) == f"Compute {shown}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100_ddp_rank0of2_collective_args.json.gz", "a100_rank3of8_six_steps.json.gz"])
 def test_short_kernels_are_slowed_more_than_long_ones(name: str) -> None:
     run = read_inputs([shared_file(f"kineto/{name}")])

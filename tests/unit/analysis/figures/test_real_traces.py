@@ -101,6 +101,7 @@ def test_public_traces_agree_with_the_oracle(name: str) -> None:
     agree_with_oracle(shared_file(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", OWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_own_recordings_agree_with_the_oracle(path: Path) -> None:
     agree_with_oracle(path)
@@ -132,6 +133,7 @@ def test_the_regressed_run_exposes_more_than_the_baseline() -> None:
     assert exposed["regressed"] > 1.5 * exposed["baseline"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "regressed"])
 def test_columns_and_the_trace_kept_beside_them_give_the_same_figures(name: str) -> None:
     folder = ROOT / "traces" / name

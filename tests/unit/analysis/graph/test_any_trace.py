@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -13,6 +13,7 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from overlapscope.timeline.intervals import difference, length, union
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.property.examples import examples
 from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_rules import BEGIN_NS, US, trace
 
@@ -47,7 +48,7 @@ LAUNCHED_LATE = trace(
 """A kernel that is recorded before the last of the calls that may have launched it."""
 
 
-@settings(deadline=None, max_examples=100)
+@examples(200)
 @given(traces(), st.integers(-10, 3_100))
 @example(LAUNCHED_LATE, 0)
 def test_any_trace_has_a_graph_whose_figures_add_up(timeline: RankTimeline, at_us: int) -> None:

@@ -563,6 +563,7 @@ def test_a_kernel_that_prepares_the_next_call_is_not_the_compute_that_waits() ->
     assert found["dependency"] == pytest.approx(400, abs=20)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(programs)
 def test_pieces_of_random_programs_cover_idle_time_as_a_plain_walk_does(program: Program) -> None:

@@ -206,6 +206,7 @@ def test_what_most_of_a_loss_lay_inside_of_is_told_from_what_followed_it(begins_
     assert f"host: {words} (order)" in longest_loss_text(loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hot_experts_moe3", "paused_host_tp2", "starved_tp2"])
 def test_the_longest_loss_is_followed_back_to_where_it_began(name: str) -> None:
     """A host that computes in many small pieces takes more links than are usually shown."""

@@ -94,6 +94,7 @@ def one_stream(program: Program, *, host_waits: bool) -> Program:
     return [replace(each, lane=0) if isinstance(each, Launch) and each.lane == 2 else each for each in kept]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.booleans())
 def test_without_communication_gains_no_more_than_its_causes_charge_to_it(seed: int, host_waits: bool) -> None:
@@ -173,6 +174,7 @@ def covered(swap: Swap) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_the_interval_stated_of_a_swapped_step_covers_nine_in_ten_on_real_traces() -> None:
     swaps = [swap_of(run_of(name)) for name in ("a100_ddp", "a100_rank3of8", "v100_2020", "mi300", "resnet50")]
     swaps += [swap_of(read_inputs([ROOT / "traces" / name])) for name in ("baseline", "regressed")]

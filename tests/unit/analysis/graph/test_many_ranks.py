@@ -31,6 +31,7 @@ HEALTHY = Job(layout=Layout(dp=4), seed=3, steps=5, layers=2, microbatches=2)
 STRAGGLER = plant(HEALTHY, "slow_compute", share=0.2, culprit=3, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [replace(HEALTHY, launch_ns=200_000.0), STRAGGLER], ids=["slow launches", "straggler"])
 def test_a_graph_sorted_by_level_answers_as_one_sorted_by_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_paths, "NEVER_WAITS", 1e-9)  # what each rank would take alone is asked of any step

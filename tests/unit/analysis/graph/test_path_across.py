@@ -104,6 +104,7 @@ def test_a_stage_with_too_much_to_do_holds_the_path_of_a_pipeline() -> None:
     assert max(middle.ranks, key=middle.ranks.__getitem__) == "1"
 
 
+@pytest.mark.slow
 def test_a_rank_with_too_many_tokens_holds_the_path_of_its_experts() -> None:
     job = Job(layout=Layout(dp=4, ep=4), moe=True, steps=4, seed=1)
     for path in shares(plant(job, "expert_imbalance", share=0.2, culprit=2)).steps:

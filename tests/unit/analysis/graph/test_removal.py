@@ -122,6 +122,7 @@ def test_ranks_that_are_late_together_are_worth_much_and_one_of_them_is_worth_no
         assert one.high_ns < 0.1 * both.gain_ns
 
 
+@pytest.mark.slow
 def test_an_innocent_is_not_kept_among_the_late() -> None:
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
@@ -192,6 +193,7 @@ def test_what_a_step_gains_is_the_mean_over_the_steps_that_all_recorded() -> Non
     assert all(each.evidence["removal_step_ns"][0] == step.gain_ns for each in analyze(run).skew.stragglers)
 
 
+@pytest.mark.slow
 def test_relief_is_sought_from_where_calls_lie_once_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun where nothing slows compute, calls lay too early: after a few rounds a job took longer than with waits."""
     run, culprits, _ = late_pair(0, interferes=True)

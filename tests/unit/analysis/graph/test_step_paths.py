@@ -469,6 +469,7 @@ def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
     assert only(found).parts == {"compute": 500 * MS}
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_the_time() -> None:
     """A step of the job lasts from the start of the others to that of the next step on rank 3, which loads twice in
     it."""

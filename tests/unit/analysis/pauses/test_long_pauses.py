@@ -6,6 +6,7 @@ import pytest
 from tests.unit.analysis.pauses.pausing import MS, US, Pauses, in_turn, named, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pauses", "during", "lead"),
     [

@@ -110,6 +110,7 @@ def test_a_pause_that_comes_now_and_then_may_be_anything(job: Run) -> None:
     assert found.title.endswith("a lock or a lost core")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "cost"),
     [

@@ -44,6 +44,7 @@ def late() -> Run:
     return with_operations(job(fault="slower_compute"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("culprit", "held_by"),
     [

@@ -208,6 +208,7 @@ def test_hosts_that_miss_each_other_in_each_micro_batch_anew_take_no_turns() -> 
     assert in_turns(hosts) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_uneven_turns_on_one_core_are_no_schedule(seed: int) -> None:
     """As above, but the turns of 3 to 6 ms follow each other as a scheduler has it."""
@@ -254,6 +255,7 @@ def late_on_shared_cores(
     return accused(run)
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_longer_for_lack_of_a_core_is_no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
     late = with_operations(job(fault="slower_compute"))
     (named,) = late_on_shared_cores(monkeypatch, late, {})

@@ -283,6 +283,7 @@ def test_the_range_in_which_a_late_rank_spent_what_made_it_late_is_named(
         assert (found.evidence["range"], found.evidence["range_more_ns"]) == ("validate #", more * MS * STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "changes"),
     [

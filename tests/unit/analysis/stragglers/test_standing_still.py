@@ -125,6 +125,7 @@ def test_hosts_that_take_turns_on_cores_hide_no_other_that_stands_still() -> Non
     assert standing_still(run, still, windows, turns(0, 1)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ran_ms", "waited_ms", "still_ms"),
     [
@@ -173,6 +174,7 @@ def advice(blame_ms: float, wait_ms: float, *, known: bool = True) -> str:
     return found.title if found else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blame_ms", "wait_ms", "said"),
     [

@@ -154,6 +154,7 @@ def test_grids_that_are_others_in_each_step_do_not_tell_more_work_from_slower_co
     assert [(each.rank, each.held_by) for each in accused(replace(run, ranks=ranks))] == [(CULPRIT, held_by)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("larger", [False, True])
 @pytest.mark.parametrize("optimizer", ["slower", "as long", "few"])
 def test_a_device_whose_optimizer_takes_longer_by_as_much_is_slower(optimizer: str, *, larger: bool) -> None:
@@ -256,6 +257,7 @@ def test_without_kernels_it_is_not_known_why_compute_took_longer(fault: str) -> 
     assert [(each.rank, each.held_by) for each in accused(on_cpu)] == [(CULPRIT, "longer_compute")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("longer_ms", "named"), [((16, 16, 16), True), ((0, 48, 0), False), ((4, 40, 4), True), ((1, 46, 1), False)]
 )

@@ -41,6 +41,7 @@ def sums(run: Path) -> list[Any]:
     return [] if coarse is None else coarse.spent.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -134,6 +134,7 @@ def test_the_figure_shows_them_on_demand_and_their_cover_where_they_are_many(
     assert sum(figure_numbers(each["x"]).size for each in many if each["type"] == "bar") <= 10
 
 
+@pytest.mark.slow
 def test_a_launched_span_says_where_in_python_it_was_launched() -> None:
     folder = shared_file("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz")
     site = Site([folder])

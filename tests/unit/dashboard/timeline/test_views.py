@@ -149,6 +149,7 @@ def test_cells_are_what_counting_nanoseconds_gives(
                 assert abs((cell - 1) / (FULL - 1) - share) <= 1 / (FULL - 1) + 1e-9
 
 
+@pytest.mark.slow
 @given(st.lists(some_spans, min_size=1, max_size=5), st.integers(1, 60), st.integers(0, 40), st.integers(1, 6))
 def test_bins_of_whole_cells_are_the_sums_of_their_states(
     ranks: list[list[Span]], length: int, first: int, each: int

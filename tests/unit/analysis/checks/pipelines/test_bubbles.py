@@ -295,6 +295,7 @@ def without_receivers(run: Run, *kept: int) -> Run:
     return replace(run, ranks=unnamed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("microbatches", "chunks"), [(8, 2), (4, 3), (12, 1)])
 @pytest.mark.parametrize("kept", [(), (0, 1), (2, 3)])
 def test_where_no_receiver_is_recorded_an_end_and_a_stage_between_tell_micro_batches_and_chunks(

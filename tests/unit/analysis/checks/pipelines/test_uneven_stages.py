@@ -135,6 +135,7 @@ def test_layers_are_moved_only_where_whole_ones_gain_most_of_what_a_stage_has_mo
     assert words in found.title
 
 
+@pytest.mark.slow
 def test_a_stage_with_more_work_is_to_be_evened_out_by_at_most_what_it_has_more_than_the_mean():
     """Of eight micro-batches of 15 ms, but the third stage's of 27 ms: 216 ms a step, in the mean of all stages 144 ms.
     Of three steps the kernels say it of each, hosts of all."""
