@@ -17,23 +17,21 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test test-all tests lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
+.PHONY: demo test test-all lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
   test-lowest test-pythons test-hosts test-py313 check-wheel release schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
 	@echo "(once, before that: . $(BIN)/activate)"
 
-# Under `make -j2` the wheel is built beside the tests, many of which wait for each other's processes.
-test: tests check-wheel
-
-# And what is marked `slow`: jobs, browsers and drawn recordings beyond those that `make test` has of each kind.
-test-all:
-	$(MAKE) tests check-wheel SELECTED="not long"
-
 SELECTED := not long and not slow
-tests: $(READY)
+test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(SELECTED)"
+
+# And what is marked `slow`: jobs, browsers and drawn recordings beyond those that `make test` has of each kind. Under
+# `make -j2` the wheel is built beside the tests, many of which wait for each other's processes.
+test-all:
+	$(MAKE) test check-wheel SELECTED="not long"
 
 lint: $(READY)
 	$(BIN)/ruff check .
