@@ -1,4 +1,4 @@
-"""Say where the main step idles, and why."""
+"""Write why the main step idles, and how much of it is in ranges in which nothing was recorded."""
 
 from statistics import fmean
 
