@@ -1,4 +1,4 @@
-"""Write why the main step idles, and how much of it is in ranges in which nothing was recorded."""
+"""Write why the main step idles, and how much of its compute is in ranges without an operation."""
 
 from statistics import fmean
 
