@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy
 from overlapscope.errors import InputError

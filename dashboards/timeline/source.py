@@ -14,7 +14,7 @@ import numpy as np
 
 from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
 from overlapscope.analysis.graph.explained import RunChains
 from overlapscope.analysis.graph.step_paths import follow_paths

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.host_pauses import rows_of
+from overlapscope.analysis.checks.hosts.host_pauses import rows_of
 from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.chains import shift_ns
 from overlapscope.analysis.graph.model import CALL, HAND_OVER, HOST_STRETCH, Graph

@@ -8,38 +8,38 @@ import numpy as np
 from overlapscope.analysis.checks.computing_calls import computing_calls
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
-from overlapscope.analysis.checks.horovod_findings import horovod_findings
-from overlapscope.analysis.checks.host_pauses import host_pauses, without_pauses
+from overlapscope.analysis.checks.hosts.host_pauses import host_pauses, without_pauses
+from overlapscope.analysis.checks.hosts.recurring_pauses import recurring_pauses
+from overlapscope.analysis.checks.hosts.slow_enqueue import slow_enqueue
+from overlapscope.analysis.checks.hosts.slow_host import slow_host
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.launch_gaps import launch_gaps, launched_before
 from overlapscope.analysis.checks.links.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.links.slower_messages import slower_messages
+from overlapscope.analysis.checks.logs.horovod_findings import horovod_findings
+from overlapscope.analysis.checks.logs.nccl_findings import nccl_findings
+from overlapscope.analysis.checks.logs.timer_findings import timer_findings
 from overlapscope.analysis.checks.longer_kernels import longer_kernels
-from overlapscope.analysis.checks.nccl_findings import nccl_findings
-from overlapscope.analysis.checks.odd_ranges import odd_ranges
-from overlapscope.analysis.checks.odd_step_ranges import with_ranges, with_waited_steps
-from overlapscope.analysis.checks.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.pipelines.bubbles import pipeline_bubbles, pipeline_fill
 from overlapscope.analysis.checks.pipelines.devices_in_turn import devices_in_turn
 from overlapscope.analysis.checks.pipelines.last_stage_waits import last_stage_waits
 from overlapscope.analysis.checks.pipelines.stages import PipelineStage, counted_stages
 from overlapscope.analysis.checks.pipelines.uneven_stages import uneven_stages
 from overlapscope.analysis.checks.power import power_falls
-from overlapscope.analysis.checks.recorder_stops import idle_at_stops, leads_at_stops
 from overlapscope.analysis.checks.recording_checks import (
     partly_recorded_groups,
     reported_overlap,
     sampled_recording,
     unread_ranks,
 )
-from overlapscope.analysis.checks.recurring_pauses import recurring_pauses
-from overlapscope.analysis.checks.rising_kernels import rising_kernels
-from overlapscope.analysis.checks.slow_enqueue import slow_enqueue
-from overlapscope.analysis.checks.slow_host import slow_host
-from overlapscope.analysis.checks.slow_operations import slow_operations
-from overlapscope.analysis.checks.timer_findings import timer_findings
+from overlapscope.analysis.checks.steps.odd_ranges import odd_ranges
+from overlapscope.analysis.checks.steps.odd_step_ranges import with_ranges, with_waited_steps
+from overlapscope.analysis.checks.steps.outlier_steps import outlier_steps, waits_in_calls
+from overlapscope.analysis.checks.steps.recorder_stops import idle_at_stops, leads_at_stops
+from overlapscope.analysis.checks.steps.rising_kernels import rising_kernels
+from overlapscope.analysis.checks.steps.slow_operations import slow_operations
+from overlapscope.analysis.checks.steps.unmarked_steps import unmarked_steps
 from overlapscope.analysis.checks.topology_findings import topology_findings
-from overlapscope.analysis.checks.unmarked_steps import unmarked_steps
 from overlapscope.analysis.common.cause_table import SAMPLED
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank

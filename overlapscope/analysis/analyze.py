@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.all_findings import Asked, findings_of
 from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
-from overlapscope.analysis.checks.outlier_steps import long_steps
+from overlapscope.analysis.checks.steps.outlier_steps import long_steps
 from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
 from overlapscope.analysis.common.findings import Listed
 from overlapscope.analysis.common.job_identity import ranks_of_hosts

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.late_together import came_last_together
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_shares
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import unmatched_shares
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.analysis.result import (
     Skew,

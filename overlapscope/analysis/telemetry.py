@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.readings import reading_series
 from overlapscope.timeline.run import RankTimeline, Run

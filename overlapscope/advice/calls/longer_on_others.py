@@ -6,7 +6,7 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.common.cause_table import MAY_BE_WAITING, WAITS_FOR_LATE_RANK
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_calls
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import unmatched_calls
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.rows import sort_order, values_in

@@ -11,7 +11,7 @@ import numpy as np
 
 from overlapscope.advice.copies.copy_rows import PAGEABLE, CopyRows, copy_rows, to_host_rows
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
-from overlapscope.analysis.checks.slow_host import slow_hosts
+from overlapscope.analysis.checks.hosts.slow_host import slow_hosts
 from overlapscope.analysis.common.host_work import ASYNC_SAVE
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_waits import TO_DEVICE

@@ -2,7 +2,7 @@
 
 from overlapscope.advice.hosts.fewer_buckets import fewer_buckets
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.checks.slow_host import slow_hosts
+from overlapscope.analysis.checks.hosts.slow_host import slow_hosts
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.display import list_some

@@ -27,7 +27,7 @@ from overlapscope.advice.losses.host_time import (
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.training_thread import training_lane
-from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT, rows_of
+from overlapscope.analysis.checks.hosts.host_pauses import WAIT_OR_NOT, rows_of
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.building.host_calls import LAUNCHES_GRAPH
 from overlapscope.analysis.graph.building.host_waits import TO_HOST

@@ -13,7 +13,7 @@ import numpy as np
 
 from overlapscope.advice.losses.host_time import HostTime
 from overlapscope.advice.rule_input import WORTH, RuleInput, ms, recommended
-from overlapscope.analysis.checks.host_pauses import rows_of
+from overlapscope.analysis.checks.hosts.host_pauses import rows_of
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.user_ranges import family
 from overlapscope.analysis.common.wording import rank_list, short

@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.advice.losses.blocked_host import VERSIONED
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.checks.host_pauses import DIFFER, again_outside, of_step_alone, times_a_step
+from overlapscope.analysis.checks.hosts.host_pauses import DIFFER, again_outside, of_step_alone, times_a_step
 from overlapscope.analysis.common.host_work import OBJECTS, take_off, work_of_id
 from overlapscope.analysis.common.user_ranges import range_of_step
 from overlapscope.analysis.common.wording import rank_list, ranks_of_run, short

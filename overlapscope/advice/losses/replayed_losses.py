@@ -32,7 +32,7 @@ from overlapscope.advice.replayed_pauses import (
     steps_after_waits,
 )
 from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
-from overlapscope.analysis.checks.host_pauses import WAIT_OR_NOT
+from overlapscope.analysis.checks.hosts.host_pauses import WAIT_OR_NOT
 from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.common.wording import rank_list

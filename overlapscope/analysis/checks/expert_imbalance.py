@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Floats, Ints

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.activities import AHEAD_NS
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE

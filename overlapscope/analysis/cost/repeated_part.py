@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
 from overlapscope.analysis.rank_summary import RankSummary
 from overlapscope.timeline.run import Run

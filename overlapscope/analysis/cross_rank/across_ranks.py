@@ -9,18 +9,19 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.call_index import CallIndex
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
-from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
-from overlapscope.analysis.cross_rank.host_clocks import clock_reasons, shared_clocks
+from overlapscope.analysis.cross_rank.clocks.clock_offsets import clock_offsets, join_by_uneven
+from overlapscope.analysis.cross_rank.clocks.clock_steps import remove_clock_steps
+from overlapscope.analysis.cross_rank.clocks.host_clocks import clock_reasons, shared_clocks
 from overlapscope.analysis.cross_rank.impossible_calls import drop_impossible
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
-from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
-from overlapscope.analysis.cross_rank.point_to_point import PairMatching, exchanges, match_pairs
+from overlapscope.analysis.cross_rank.matching.match import drop_disagreeing, match
+from overlapscope.analysis.cross_rank.matching.point_to_point import PairMatching, exchanges, match_pairs
+from overlapscope.analysis.cross_rank.matching.several_groups import drop_of_several_groups
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.rooted_calls import left_together
-from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import StepsAndCompute, began, start_reasons, with_start_delays
-from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.unseen_members import unseen_reasons, waited_for_unseen, without_unseen
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,

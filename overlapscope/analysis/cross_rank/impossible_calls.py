@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.group_calls import named
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.analysis.cross_rank.matching.group_calls import named
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.display import list_some
 from overlapscope.timeline.run import Run

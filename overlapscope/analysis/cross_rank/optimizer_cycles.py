@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.per_rank.following_compute import in_optimizer
 from overlapscope.analysis.per_rank.kernel_families import NOT_AN_UPDATE, family_of
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Flags, Ints, size

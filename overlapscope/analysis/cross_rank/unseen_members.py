@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.matched_calls import Matching
-from overlapscope.analysis.cross_rank.point_to_point import PairMatching
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_calls
+from overlapscope.analysis.cross_rank.matching.point_to_point import PairMatching
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import unmatched_calls
 from overlapscope.analysis.cross_rank.wait_transfer import BASELINE_CALLS, BASELINE_QUANTILE, LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import rows_named

@@ -12,8 +12,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
+from overlapscope.analysis.cross_rank.matched_calls import (
+    MatchedCalls,
+    block_bounds,
+    join_columns,
+    positions_by_ranks,
+)
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.operations import move_as_much
 from overlapscope.timeline.rows import unique

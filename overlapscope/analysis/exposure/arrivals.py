@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.call_index import CallIndex
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.analysis.cross_rank.matching.point_to_point import MessagePairs
 from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.run import Run

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Did, activities_of, divided
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting
 from overlapscope.analysis.exposure.last_met import last_met

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Activity, Intervals
 

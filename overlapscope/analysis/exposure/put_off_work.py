@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.activities import OF_LATE_RANK, Activities, communicating
 from overlapscope.analysis.exposure.own_parts import OwnParts
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity

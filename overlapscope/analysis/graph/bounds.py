@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, step_windows
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints

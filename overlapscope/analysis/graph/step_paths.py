@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.common.user_ranges import row_of_pause
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.graph.answers import (
     REFUSED,
     CriticalPath,

@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.cross_rank.across_ranks import first_span_ns
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.corresponding_groups import SlowerGroup, slower_groups
 from overlapscope.analysis.exposure.longer_than_like import LIKE_CALLS, LONGER, LongerThanLike
 from overlapscope.analysis.job_step.headline import Headline

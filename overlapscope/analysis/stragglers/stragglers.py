@@ -21,7 +21,7 @@ from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.common.wording import short
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.wait_transfer import RankWait, Split, leads
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.interference import interference

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.step_paths import FollowedPaths, follow_paths

@@ -21,9 +21,9 @@ from overlapscope.timeline.columns import NONE, make
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.run import Run
 from tests.support.step_cases import Kernel, Sent, made
-from tests.unit.analysis.checks.test_nccl_findings import IB, job, net
-from tests.unit.analysis.checks.test_possible_bandwidth import MIB, running_at
-from tests.unit.analysis.checks.test_slow_link import connected
+from tests.unit.analysis.checks.links.test_possible_bandwidth import MIB, running_at
+from tests.unit.analysis.checks.links.test_slow_link import connected
+from tests.unit.analysis.checks.logs.test_nccl_findings import IB, job, net
 
 NEW = Library(version=(2, 27, 7), torch=(2, 8, 0))
 

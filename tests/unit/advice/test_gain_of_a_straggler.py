@@ -14,7 +14,7 @@ from overlapscope.advice.rule_input import RuleInput, ms
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.throughput import gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.cross_rank.unmatched_ranks import unmatched_shares
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import unmatched_shares
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.text.advice import gain, render

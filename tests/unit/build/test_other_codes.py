@@ -7,9 +7,9 @@ from msgspec.structs import asdict, replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.compare.kernel_changes import kernel_sums
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.matching import match
-from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
+from overlapscope.analysis.cross_rank.matching.match import match
+from overlapscope.analysis.cross_rank.matching.point_to_point import match_pairs
 from overlapscope.analysis.per_rank.interference import interference
 from overlapscope.analysis.per_rank.kernels import sum_kernels
 from overlapscope.analysis.per_rank.steps import step_windows

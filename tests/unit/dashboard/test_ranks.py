@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.result import Analysis, SkewRank, Straggler
 from overlapscope.analysis.telemetry import MEASURES, readings
 from overlapscope.timeline.columns import Steps, make

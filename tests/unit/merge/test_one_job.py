@@ -13,8 +13,8 @@ from tests.support.builders import EPOCH_NS
 from tests.support.call_logs import Call as Logged
 from tests.support.call_logs import trace
 from tests.support.writers.kineto import MS
+from tests.unit.analysis.cross_rank.matching.test_matching import Call, job
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
-from tests.unit.analysis.cross_rank.test_matching import Call, job
 
 DAY = 24 * 3600 * 10**9
 

@@ -5,7 +5,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.timeline.columns import NONE
 from tests.support.overlapping_calls import Met, job
 from tests.unit.analysis.checks.pipelines.schedules import pipeline, said
-from tests.unit.analysis.cross_rank import test_matching
+from tests.unit.analysis.cross_rank.matching import test_matching
 
 MS = 1_000_000
 

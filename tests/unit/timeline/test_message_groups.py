@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
+from overlapscope.analysis.cross_rank.matching.point_to_point import match_pairs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.message_groups import with_message_groups
 from overlapscope.timeline.run import Group, RankTimeline, Run

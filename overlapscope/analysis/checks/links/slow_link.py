@@ -16,7 +16,7 @@ import numpy as np
 from overlapscope.analysis.checks.links.tcp_counters import compare_connections, flows
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
-from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.analysis.cross_rank.matching.point_to_point import MessagePairs
 from overlapscope.analysis.cross_rank.wait_transfer import Split
 from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some

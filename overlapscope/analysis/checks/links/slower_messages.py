@@ -13,7 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.checks.links.slow_link import AT_LEAST_NS, FEWEST_CALLS, MAX_LISTED, QUICK, spans_hosts
 from overlapscope.analysis.common.findings import Finding
-from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.analysis.cross_rank.matching.point_to_point import MessagePairs
 from overlapscope.timeline.columns import NONE, Floats
 from overlapscope.timeline.rows import split_by
 from overlapscope.timeline.run import Run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.host_pauses import delays_all
+from overlapscope.analysis.checks.hosts.host_pauses import delays_all
 from overlapscope.analysis.result import Recommendation
 from tests.unit.analysis.pauses.pausing import MS, advice, named, pause, run
 

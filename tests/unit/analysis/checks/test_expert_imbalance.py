@@ -6,7 +6,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.timeline.run import Group, Run
-from tests.unit.analysis.cross_rank.test_matching import Call, job
+from tests.unit.analysis.cross_rank.matching.test_matching import Call, job
 
 MS = 1_000_000
 RANKS = 4

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.late_starts import LateStarts, late_starts
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.per_rank.steps import step_windows, whole_windows
 from overlapscope.analysis.result import Analysis, Recommendation, with_costs
 from overlapscope.report.text.throughput import lines

@@ -18,7 +18,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
-from tests.unit.analysis.cross_rank.test_matching import Call, job
+from tests.unit.analysis.cross_rank.matching.test_matching import Call, job
 
 MS = 1_000_000
 TIMES = ("start_ns", "end_ns", "launch_ns", "time_ns", "ready_ns", "last_launch_ns", "lost_launch_ns")

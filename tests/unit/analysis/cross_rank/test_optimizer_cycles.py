@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.cross_rank.optimizer_cycles import optimizer_cycles
 from overlapscope.timeline.columns import COMM, COMPUTE, Recordings, make
 from overlapscope.timeline.run import Group, Run

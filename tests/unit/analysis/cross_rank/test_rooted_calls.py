@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.cross_rank.unmatched_ranks import ROOTED_ALONE
+from overlapscope.analysis.cross_rank.matching.unmatched_ranks import ROOTED_ALONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.step_graph.recorded_graph import recorded_graphs
 from tests.support.overlapping_calls import Met

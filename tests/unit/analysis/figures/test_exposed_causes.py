@@ -19,9 +19,9 @@ from overlapscope.analysis.common.cause_table import (
     WAITS_FOR_LATE_RANK,
 )
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align, with_begins
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.matching import match
-from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
+from overlapscope.analysis.cross_rank.matching.match import match
+from overlapscope.analysis.cross_rank.matching.point_to_point import match_pairs
 from overlapscope.analysis.cross_rank.unseen_members import waited_for_unseen
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.exposure.core_waiting import core_waiting

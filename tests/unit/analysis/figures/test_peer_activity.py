@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, intersection, length, union
 from tests.support.builders import EPOCH_NS

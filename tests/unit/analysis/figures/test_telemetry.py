@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.telemetry import Readings, readings, thinned
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run

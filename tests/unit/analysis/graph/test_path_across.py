@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.cross_rank.matching import match
-from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
+from overlapscope.analysis.cross_rank.matching.match import match
+from overlapscope.analysis.cross_rank.matching.point_to_point import match_pairs
 from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.per_rank.steps import step_windows

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.model import OWN_NS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.stragglers.core_turns import Turns, _by_chance, _wanted

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts, shared_cores
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE

@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.slow_host import HostTimes, slow_host
+from overlapscope.analysis.checks.hosts.slow_host import HostTimes, slow_host
 from overlapscope.timeline.columns import COMPUTE, OPERATION, PYTHON, RUNTIME
 from overlapscope.timeline.run import Run
 from tests.support.rank_rows import Row, rank_timeline

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.aligned_clocks import Clocks
 from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs.catalog import find_runs, run_revision

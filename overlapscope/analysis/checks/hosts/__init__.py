@@ -1,0 +1,1 @@
+"""Findings about hosts: pauses, slow calls."""

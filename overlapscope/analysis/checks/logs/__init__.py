@@ -1,0 +1,1 @@
+"""Findings from what programs logged: NCCL, Horovod, timers of frameworks."""

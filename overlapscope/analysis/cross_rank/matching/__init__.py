@@ -1,0 +1,1 @@
+"""The same call on every rank: paired by number, by order, by stream, by message; and what was paired with nothing."""
