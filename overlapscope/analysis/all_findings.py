@@ -33,8 +33,8 @@ from overlapscope.analysis.checks.recording_checks import (
     unread_ranks,
 )
 from overlapscope.analysis.checks.steps.odd_ranges import odd_ranges
+from overlapscope.analysis.checks.steps.odd_step_findings import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.steps.odd_step_ranges import with_ranges, with_waited_steps
-from overlapscope.analysis.checks.steps.outlier_steps import outlier_steps, waits_in_calls
 from overlapscope.analysis.checks.steps.recorder_stops import idle_at_stops, leads_at_stops
 from overlapscope.analysis.checks.steps.rising_kernels import rising_kernels
 from overlapscope.analysis.checks.steps.slow_operations import slow_operations

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.steps.outlier_steps import ODD_FACTOR, ODD_LENGTH, OTHER_WORK, Steps, long_steps
+from overlapscope.analysis.checks.steps.odd_step_findings import ODD_LENGTH, OTHER_WORK
+from overlapscope.analysis.checks.steps.outlier_steps import ODD_FACTOR, Steps, long_steps
 from overlapscope.analysis.common.cause_table import (
     MAY_BE_WAITING,
     START_OF_RECORDING,

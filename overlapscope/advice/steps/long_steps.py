@@ -10,7 +10,7 @@ import msgspec
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.advice.slower_in_turn import CLOCKS
 from overlapscope.analysis.checks.hosts.host_pauses import STEPS_IDLE_NS
-from overlapscope.analysis.checks.steps.outlier_steps import LONGER_KERNELS, ODD_LENGTH, longer_words
+from overlapscope.analysis.checks.steps.odd_step_findings import LONGER_KERNELS, ODD_LENGTH, longer_words
 from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.job_step.longer_calls import LONGER_THAN_LIKE, ONE_LONG_CALL, USUAL_LONGER_NS
 from overlapscope.analysis.per_rank.longer_step import LongerStep

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.steps.outlier_steps import FIGURES, ODD_LENGTH, WAITS
+from overlapscope.analysis.checks.steps.odd_step_findings import ODD_LENGTH, WAITS
+from overlapscope.analysis.checks.steps.outlier_steps import FIGURES
 from overlapscope.analysis.common.findings import Finding, format_ms
 from overlapscope.analysis.common.user_ranges import range_of_pause, range_of_step
 from overlapscope.analysis.common.wording import short

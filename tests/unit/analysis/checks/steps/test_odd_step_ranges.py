@@ -3,8 +3,8 @@
 import pytest
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.checks.steps.odd_step_findings import outlier_steps
 from overlapscope.analysis.checks.steps.odd_step_ranges import WAITED_RANK, WAITED_STEP, with_ranges
-from overlapscope.analysis.checks.steps.outlier_steps import outlier_steps
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow

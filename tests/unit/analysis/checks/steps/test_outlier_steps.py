@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.checks.steps.outlier_steps import (
-    MAX_RANKS,
-    MAX_STEPS,
-    long_steps,
-    outlier_steps,
-    waits_in_calls,
-)
+from overlapscope.analysis.checks.steps.odd_step_findings import MAX_RANKS, MAX_STEPS, outlier_steps, waits_in_calls
+from overlapscope.analysis.checks.steps.outlier_steps import long_steps
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import Call, cpu_run
