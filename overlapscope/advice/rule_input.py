@@ -57,6 +57,9 @@ MAY_FIT: Final = 0.5
 """Share of that which counts beside losses. A choice: memory may hold all that is recomputed, or nothing more."""
 OF_MEAN: Final = {*MeanStep.__struct_fields__}.intersection(Headline.__struct_fields__) - {"steps"}
 """Figures that a mean step has as a median one does."""
+OF_MEAN_STEP: Final = ("two_kinds", "steps_overlap")
+"""Why a mean step is what recommendations are of: a median of two kinds is of one, and medians of steps that overlap
+count time twice."""
 Windows = tuple[tuple[int, int], ...]
 
 
@@ -88,7 +91,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     idle_ns: int
     """All idle time in these windows, but of few long ones (`is_usual`), of the ranks whose host losses are known."""
     figures: Headline
-    """The main figures of a step: those that `analyze` shows first, of the mean step where steps are of two kinds."""
+    """The main figures of a step: those that `analyze` shows first, of the mean step for `OF_MEAN_STEP`."""
     cross_rank: CrossRank
     """What is known across ranks."""
 
@@ -98,7 +101,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ) -> Self:
         """Find a run's complete steps, else its whole recordings."""
         alone = alone or summarize_ranks(run)
-        analysis = replace(analysis, headline=_of_both_kinds(analysis))
+        analysis = replace(analysis, headline=_of_main_step(analysis))
         of_steps = analysis.headline.window == "step"
         cut = analysis.throughput.cut_short if analysis.throughput else ()
         windows = {rank: _windows(own, cut, of_steps=of_steps) for rank, own in alone.items()}
@@ -195,15 +198,14 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def step_ns(self) -> int:
-        """Duration of a step; where the steps of ranks overlap, what one takes in the mean; 0 without times."""
-        mean = self.analysis.mean_step if self.per == "step" else None
-        return mean.step_ns if mean is not None and mean.because == "steps_overlap" else self.figures.step_ns or 0
+        """Duration of a step; 0 without times."""
+        return self.figures.step_ns or 0
 
     @property
     def of_step(self) -> str:
         """Words for the step, or recording, that times are of, with its length."""
         mean = self.analysis.mean_step
-        in_mean = " in the mean" * (self.per == "step" and mean is not None and mean.because == "two_kinds")
+        in_mean = " in the mean" * (self.per == "step" and mean is not None and mean.because in OF_MEAN_STEP)
         return f"a {ms(self.step_ns)} {self.per}{in_mean}"
 
     @cached_property
@@ -395,11 +397,11 @@ def recomputed_ns(each: Recommendation) -> float:
     return float(MAY_FIT * each.evidence.get(AGAIN_NS, 0))
 
 
-def _of_both_kinds(analysis: Analysis) -> Headline:
-    """Return the headline with the figures of the mean step in place of the median one's, where steps are of two kinds
-    and that stands first: a rule that divided a median by another would be of one kind of steps alone."""
+def _of_main_step(analysis: Analysis) -> Headline:
+    """Return the headline with the figures of the mean step in place of the median one's, where that stands first for
+    one of `OF_MEAN_STEP`."""
     head, mean = analysis.headline, analysis.mean_step
-    if mean is None or mean.because != "two_kinds":
+    if mean is None or mean.because not in OF_MEAN_STEP:
         return head
     return replace(
         head,

@@ -17,6 +17,7 @@ from overlapscope.analysis.result import (
     MeanStep,
     causes_of_all_steps,
     idle_causes_of_all_steps,
+    of_a_day_ns,
     overlapping_ns,
     without_outliers,
 )
@@ -56,7 +57,8 @@ def _mean_step(analysis: Analysis) -> MeanStep | None:
         return None
     own_ns = overlapping_ns(analysis)
     if own_ns is not None and head.pace_ns is None and own_ns <= (1 - OVERLAP) * (head.step_ns or 0):
-        return _of_own_steps(_mean(analysis, steps, "steps_overlap", own_ns), cost)
+        usual_ns = of_a_day_ns(analysis, "step") or own_ns
+        return _of_own_steps(_mean(analysis, steps, "steps_overlap", min(usual_ns, own_ns)), cost)
     lossy, kinds = _lossy_steps(head, steps), _kinds_of_steps(analysis)
     if lossy < FEWEST_LOSSY and (kinds is None or head.exposed_comm_ns is None):
         return None
@@ -99,7 +101,7 @@ def _mean(analysis: Analysis, steps: Sequence[StepOfJob], because: Because, own_
 
 def _of_own_steps(found: MeanStep, cost: Throughput | None) -> MeanStep:
     """Return the mean of steps that overlap with exposed and idle time as GPU-hours have them: without the start of the
-    recording."""
+    recording, which its length is without, too."""
     exposed, idle = (cost.exposed_fraction, cost.idle_fraction) if cost else (None, None)
     exposed_ns = None if exposed is None else round(exposed * found.step_ns)
     idle_ns = found.idle_ns if idle is None else round(idle * found.step_ns)

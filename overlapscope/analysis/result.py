@@ -489,7 +489,7 @@ def with_costs(analysis: Analysis) -> Analysis:
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        of_ns = _of_a_day_ns(analysis, each.per) if whole or each.per == "step" else None
+        of_ns = of_a_day_ns(analysis, each.per) if whole or each.per == "step" else None
         share = None if saved_ns is None or not of_ns else saved_ns / of_ns
         hours, rate = gpu_hours_a_day(share, found.paid_devices or 0), found.price_per_gpu_hour
         price = None if hours is None or rate is None else hours * rate
@@ -497,7 +497,7 @@ def with_costs(analysis: Analysis) -> Analysis:
     return replace(analysis, throughput=found, recommendations=recommendations)
 
 
-def _of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
+def of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
     """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
     is due to the start of the recording, without steps that are cut short, and with the time by which ranks began later
     than others. None without times.
@@ -535,8 +535,8 @@ def overlapping_ns(analysis: Analysis) -> float | None:
     """Return the time that a step of the job takes in the mean, where its steps are longer than that: a rank begins one
     then while another ends the one before, and the steps' lengths sum to more than was recorded of them.
 
-    With a device a window lasts until the next one begins, so that it is the mean over ranks of how long after each
-    other their own steps begin. None elsewhere, and where the recorded time of these steps is not known.
+    It is the mean over ranks of how long their own steps take: with a device, a window lasts until the next one begins.
+    None elsewhere, and where the recorded time of these steps is not known.
     """
     found, head = analysis.throughput, analysis.headline
     if found is None or head.window != "step" or head.steps_by != "job_step" or not found.time_ns or not found.steps:
@@ -548,7 +548,7 @@ def overlapping_ns(analysis: Analysis) -> float | None:
     own = [
         each.window_ns or 0
         for info in analysis.ranks
-        if analysis.run.has_device and info.rank in head.ranks
+        if info.rank in head.ranks
         for each in _whole_steps(info, analysis)
     ]
     return min(fmean(own) + _late_ns(analysis, "step"), longest_ns) if own else longest_ns

@@ -147,13 +147,19 @@ def _largest(
 def _second(
     given: RuleInput, causes: Mapping[str, int], first: tuple[str, int, str], *, transfer: Transfer | None
 ) -> tuple[str, int, str] | None:
-    """Return the next cause after the largest, as `_largest` does; None where it is far less."""
+    """Return the next cause after the largest, as `_largest` does; None where it is far less. Where both are of one
+    group, what is named is the rest of that."""
     cause, ns, label = first
     parts = {OF_LATE_RANKS: WAITS_FOR_LATE_RANK}.get(cause, TRANSFERS if label == TRANSFER else ())
     largest = {max(causes, key=lambda each: causes[each], default=cause), cause, *parts}
     rest = {each: of_it for each, of_it in causes.items() if each not in largest}
-    found = _largest(given, rest, transfer=transfer) if rest else None
-    return found if found is not None and found[1] >= SECOND * ns and given.is_worth(found[1]) else None
+    if not rest:
+        return None
+    its_cause, its_ns, its_label = _largest(given, rest, transfer=transfer)
+    if its_ns < SECOND * ns or not given.is_worth(its_ns):
+        return None
+    group = {**dict.fromkeys(TRANSFERS, TRANSFER), **dict.fromkeys(WAITS_FOR_LATE_RANK, LATE_RANKS)}.get(cause)
+    return its_cause, its_ns, f"other {its_label}" if its_label == group else its_label
 
 
 def _beside(analysis: Analysis, cause: str) -> str:

@@ -54,7 +54,7 @@ WORTH_NAMING: Final = 0.01
 
 def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns: int | None = None) -> str:
     """Return the critical path of a typical step in a few lines; the reason where there is no path. `few`: where few
-    steps communicate; `own_ns`: a rank's own window, where it is much shorter."""
+    steps communicate; `own_ns`: how long its ranks' own windows take, where they are much shorter."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
@@ -75,7 +75,8 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None, own_ns:
     what = "the recording" if path.step is None else f"step {path.step}{typical}"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     if own_ns is not None and not within:
-        within = f", from its begin on one rank to its end on another; a rank's own window takes {ms(own_ns)} ms"
+        own = f"its ranks' own windows take {ms(own_ns)} ms in the mean"
+        within = f", from its begin on one rank to its end on another; {own}"
     shown = {part: ns for part, ns in parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     text = [
         fill(f"Critical path of {what}: {ms(path.length_ns)} ms{within}.", MAX_WIDTH),

@@ -340,10 +340,12 @@ def _spans_of(analysis: Analysis) -> str:
 
 
 def own_window_ns(analysis: Analysis) -> int | None:
-    """Return a rank's own window of a step, where that of the job is much longer as steps of ranks lie apart: then it
-    holds parts of the steps beside it."""
-    head, mean = analysis.headline, analysis.mean_step
-    if mean is not None and mean.because == "steps_overlap":
-        return mean.step_ns
+    """Return how long the step of the critical path takes by the ranks' own windows, in the mean over ranks, where the
+    step of the job is much longer as steps of ranks lie apart: then it holds parts of the steps beside it."""
+    head, mean, step = analysis.headline, analysis.mean_step, analysis.critical_path.median_step
     step_ns, outside_ns = head.step_ns or 0, head.outside_ns or 0
-    return step_ns - outside_ns if head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0 else None
+    overlap = mean is not None and mean.because == "steps_overlap"
+    if not overlap and not (head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0):
+        return None
+    own = [each.window_ns for info in analysis.ranks for each in info.steps if each.step == step and each.window_ns]
+    return round(fmean(own)) if own else None

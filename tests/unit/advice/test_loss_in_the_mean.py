@@ -40,7 +40,7 @@ def test_the_mean_step_decides_what_is_lost_where_few_steps_communicate(every: i
 @pytest.mark.parametrize(
     ("because", "step_us", "exposed_us", "words"),
     [
-        ("steps_overlap", 700, 150, "a 0.7 ms step"),
+        ("steps_overlap", 700, 70, "a 0.7 ms step in the mean"),
         ("two_kinds", 700, 70, "a 0.7 ms step in the mean"),
         ("few_lose", 1000, 150, "a 1 ms step"),
     ],

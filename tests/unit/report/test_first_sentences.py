@@ -216,7 +216,7 @@ def test_a_path_that_communicates_where_most_steps_do_not_is_no_typical_one() ->
 def test_where_steps_of_ranks_lie_apart_a_path_says_how_long_that_of_a_rank_is() -> None:
     found = recorded().critical_path
     text = " ".join(critical_path_text(found, None, 70 * MS).split())
-    assert "ms, from its begin on one rank to its end on another; a rank's own window takes 70.000 ms." in text
+    assert "its begin on one rank to its end on another; its ranks' own windows take 70.000 ms in the mean." in text
     assert "on another" not in critical_path_text(found)
 
 
