@@ -71,7 +71,7 @@ from overlapscope.advice.step_shape import little_compute, overlap_without_effec
 from overlapscope.advice.steps.deciding_rank import with_deciding_bound
 from overlapscope.advice.uneven_stages import uneven_stages
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, NO_CAUSES
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
@@ -196,13 +196,13 @@ def _by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None
 ) -> tuple[list[Recommendation], bool]:
     """Return the recommendations of the rules, and whether waiting or cores come before all settings of buckets."""
-    sampled = _sampled(analysis)
-    if len(sampled) == len(analysis.ranks):
+    lacking = _lacking(analysis)
+    if len(lacking) == len(analysis.ranks):
         return [], False
     cores = shared_cores(analysis)
-    if sampled:
+    if lacking:
         every_rank = alone or summarize_ranks(run)
-        alone = {rank: own for rank, own in every_rank.items() if rank not in sampled}
+        alone = {rank: own for rank, own in every_rank.items() if rank not in lacking}
     given = RuleInput.of(run, analysis, cross_rank, alone)
     late = late_rank(
         analysis,
@@ -240,17 +240,17 @@ def _by_rules(
     every = list(found.values())
     # Where cores are short, waiting and idle time have that cause.
     compute = "".join(_what_compute_is(analysis, {} if alone is None else alone, every))
-    # Figures of the whole job hold idle and exposed time of sampled ranks, in which these may have computed.
-    most = None if sampled or any(map(comes_first, every)) else largest_loss(given, every, compute)
+    # Figures of the whole job hold idle and exposed time of ranks that lack events, in which these may have computed.
+    most = None if lacking or any(map(comes_first, every)) else largest_loss(given, every, compute)
     if late and is_of_host_loss(late, found, given):
         every = [each for each in every if each is not found.get("late_rank")]
     every = asking_for_network([*every, most] if most else every, given)
     return _finished(every, given.job, analysis), bool(first or late)
 
 
-def _sampled(analysis: Analysis) -> list[int]:
-    """Return the ranks of which most events are missing: of what is lost with them nothing can be concluded."""
-    return [each.rank for each in analysis.ranks if each.no_causes_reason == SAMPLED]
+def _lacking(analysis: Analysis) -> list[int]:
+    """Return the ranks of which events are missing: of what is lost with them nothing can be concluded."""
+    return [each.rank for each in analysis.ranks if each.no_causes_reason in EVENTS_MISSING]
 
 
 def without_waiting(
@@ -317,17 +317,20 @@ def advise(
     `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
     one; `alone` and `graphs` are what `analyze` was given.
     """
-    sampled = _sampled(analysis)
-    if len(sampled) == len(analysis.ranks):
-        return [], [f"nothing is recommended: {NO_CAUSES[SAMPLED]}; record whole"] * bool(sampled)
+    lacking = _lacking(analysis)
+    why = " or ".join(
+        NO_CAUSES[each] for each in EVENTS_MISSING if any(info.no_causes_reason == each for info in analysis.ranks)
+    )
+    if len(lacking) == len(analysis.ranks):
+        return [], [f"nothing is recommended: {why}; record whole"] * bool(lacking)
     cross_rank, graphs = cross_rank or match_and_align(run), graphs or BuiltGraphs(run)
     alone = alone or summarize_ranks(run, graphs)
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, come_first = _by_rules(run, analysis, cross_rank, alone)
-    if sampled:
-        missing = f"most events of {rank_list(sampled)} are missing, as the recording is sampled"
-        return found, [f"{missing}: rules read the other ranks, and no change is replayed; record whole"]
+    if lacking:
+        others = "rules read the other ranks, and no change is replayed; record whole"
+        return found, [f"{rank_list(lacking)}: {why}; {others}"]
     found, of_hosts = with_replayed_gains(found, run, cross_rank, graphs, alone), _not_looked_for(analysis)
     computes = _what_compute_is(analysis, alone, found)
     of_hosts += [words for words in computes if not any(words in each.title for each in found)]

@@ -40,7 +40,7 @@ from overlapscope.analysis.checks.steps.rising_kernels import rising_kernels
 from overlapscope.analysis.checks.steps.slow_operations import slow_operations
 from overlapscope.analysis.checks.steps.unmarked_steps import unmarked_steps
 from overlapscope.analysis.checks.topology_findings import topology_findings
-from overlapscope.analysis.common.cause_table import SAMPLED
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, SAMPLED
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import Split
@@ -104,8 +104,8 @@ def findings_of(asked: Asked) -> list[Finding]:
     stages = counted_stages(run, {rank: own.stages for rank, own in alone.items()})
     window_ns = {info.rank: info.whole.window_ns for info in asked.ranks}
     of_steps_ns = asked.head.step_ns if asked.head.window == "step" else None
-    not_sampled = [info for info in asked.ranks if info.no_causes_reason != SAMPLED]
-    times = _of_times(run, not_sampled, shared, asked.cross_rank.splits, coverage, step_windows)
+    whole = [info for info in asked.ranks if info.no_causes_reason not in EVENTS_MISSING]
+    times = _of_times(run, whole, shared, asked.cross_rank.splits, coverage, step_windows)
     computed_ns = {info.rank: _computed_ns(info) for info in asked.ranks}
     paused = host_pauses(
         run,
@@ -146,7 +146,7 @@ def findings_of(asked: Asked) -> list[Finding]:
         *rising_kernels(run, computed_ns),
         *longer_calls(run, asked.head, asked.windows, asked.longer, asked.cross_rank.clocks),
         *partly_recorded_groups(run, asked.cross_rank),
-        *_of_pipelines(run, alone, [info.rank for info in not_sampled], stages),
+        *_of_pipelines(run, alone, [info.rank for info in whole], stages),
         *expert_imbalance(run, asked.cross_rank, coverage, window_ns),
         *possible_bandwidth(run, asked.collectives, asked.bandwidth),
         *intent_findings(run),
@@ -157,7 +157,7 @@ def findings_of(asked: Asked) -> list[Finding]:
 def _of_pipelines(
     run: Run,
     alone: Mapping[int, RankSummary],
-    not_sampled: Sequence[int],
+    recorded: Sequence[int],
     stages: Mapping[int, Mapping[str, PipelineStage]],
 ) -> list[Finding]:
     """Return the findings on stages that wait for each other, and on devices of one process that do."""
@@ -167,7 +167,7 @@ def _of_pipelines(
     return [
         *pipeline_bubbles(run, stages),
         *pipeline_fill(run, stages),
-        *devices_in_turn({rank: run.ranks[rank] for rank in not_sampled}, coverage, windows, whole),
+        *devices_in_turn({rank: run.ranks[rank] for rank in recorded}, coverage, windows, whole),
         *last_stage_waits(run, coverage, windows),
     ]
 

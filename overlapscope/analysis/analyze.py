@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.all_findings import Asked, findings_of
 from overlapscope.analysis.checks.links.slow_link import slow_links, with_cores
 from overlapscope.analysis.checks.steps.outlier_steps import long_steps
-from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, NO_CAUSES
 from overlapscope.analysis.common.findings import Listed
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cost.repeated_part import repeated_part
@@ -123,11 +123,12 @@ def _analysis(
 
 
 def _of_sampled(cross_rank: CrossRank, alone: Mapping[int, RankSummary]) -> CrossRank:
-    """Return the result with the reason why calls are not matched, where most events of all ranks are missing."""
-    sampled = alone and all(own.no_causes_reason == SAMPLED for own in alone.values())
-    if not sampled or not cross_rank.matching.reasons:
+    """Return the result with the reason why calls are not matched, where events of all ranks are missing."""
+    reasons = {own.no_causes_reason for own in alone.values()}
+    if not cross_rank.matching.reasons or not reasons or not reasons.issubset(EVENTS_MISSING):
         return cross_rank
-    return replace(cross_rank, matching=replace(cross_rank.matching, reasons=(NO_CAUSES[SAMPLED],)))
+    why = tuple(NO_CAUSES[each] for each in EVENTS_MISSING if each in reasons)
+    return replace(cross_rank, matching=replace(cross_rank.matching, reasons=why))
 
 
 def _skew(

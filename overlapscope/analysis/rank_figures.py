@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.analysis.common.cause_table import SAMPLED
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.arrivals import arrivals
@@ -67,11 +67,11 @@ def _step_compute_ns(own: RankSummary) -> dict[tuple[int, int], int]:
 def rank_windows(infos: Iterable[RankInfo], alone: Mapping[int, RankSummary]) -> dict[int, RankWindows]:
     """Return the windows of the ranks that have times, with their breakdowns: those that main figures are of.
 
-    Ranks of which most events are missing are left out beside others: when they were idle is not known, and what they
+    Ranks of which events are missing are left out beside others: when they were idle is not known, and what they
     computed is at least what is recorded, so that no mean may hold them.
     """
     timed = [info for info in infos if info.whole.window_ns]
-    known = [info for info in timed if info.no_causes_reason != SAMPLED]
+    known = [info for info in timed if info.no_causes_reason not in EVENTS_MISSING]
     return {
         info.rank: RankWindows(
             steps=list(zip(alone[info.rank].windows, info.steps, strict=True)),

@@ -109,6 +109,11 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return self.names[code] if code >= 0 else None
 
     @property
+    def ends_early(self) -> bool:
+        """Return whether a trace's file is cut: its events are in no order of time, so that any may be missing."""
+        return self.basis == "trace" and bool(self.recordings.truncated.any())
+
+    @property
     def has_host_events(self) -> bool:
         """Return whether every recording window records what its host threads did, as far as it was read."""
         return self.host_error is None and bool(self.recordings.host_events.all())

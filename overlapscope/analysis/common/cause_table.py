@@ -257,17 +257,22 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
 }
 """Of idle time, likewise."""
-NoCauses = Literal["no_host_events", "unreadable_host_events", "sampled", "unexplained_waits", "hidden_waits"]
+NoCauses = Literal[
+    "no_host_events", "unreadable_host_events", "sampled", "cut_file", "unexplained_waits", "hidden_waits"
+]
 NO_CAUSES: Final[dict[NoCauses, str]] = {
     "no_host_events": "what the host did was not recorded",
     "unreadable_host_events": "the record of what the host did is damaged",
     "sampled": "most events are missing, as the recording is sampled",
+    "cut_file": "events of any time may be missing, as the file ends early",
     "unexplained_waits": "what too many spans waited for was not recorded",
     "hidden_waits": "the host waited in ways that were not recorded",
 }
 """Why the dependency graph of a rank names no causes."""
 SAMPLED: Final[NoCauses] = "sampled"
-"""The reason for which what is left of a window is no idle time: what ran then is not known."""
+CUT_FILE: Final[NoCauses] = "cut_file"
+EVENTS_MISSING: Final[tuple[NoCauses, ...]] = (SAMPLED, CUT_FILE)
+"""The reasons for which what is left of a window is no idle time: what ran then is not known."""
 WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")
 """Of these reasons those for which nothing is known of the host."""
 NoRemoval = Literal[

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED, START_OF_RECORDING
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, NO_CAUSES, START_OF_RECORDING
 from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.cost.late_starts import LateStarts, late_starts
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
@@ -105,7 +105,7 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     exposed_fraction: float | None = None
     """Exposed communication over time: sums over ranks and these steps (else over `repeated`, else over whole
     recordings) with `late_starts`, both without what is due to the start of the recording (cause `start_of_recording`
-    of exposed and idle time): no step repeats it. Null, as is that of idle time, where a recording is sampled."""
+    of exposed and idle time): no step repeats it. Null, as is that of idle time, where a recording is sampled, or its file cut."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
@@ -165,9 +165,10 @@ def throughput(
     with_unseen = len(run.ranks) + 1 if cross_rank.waited_for_unseen_ns else 0
     devices = run.world_size or max(fewest_ranks(run), with_unseen) or None
     reasons: dict[str, str] = {}
-    if any(own.no_causes_reason == SAMPLED for own in timed.values()):
+    lacking = next((own.no_causes_reason for own in timed.values() if own.no_causes_reason in EVENTS_MISSING), None)
+    if lacking is not None:
         parts = []
-        reasons["exposed_fraction"] = reasons["idle_fraction"] = NO_CAUSES[SAMPLED]
+        reasons["exposed_fraction"] = reasons["idle_fraction"] = NO_CAUSES[lacking]
     time_ns = max(map(_time_of, windows.values()), default=None)
     elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
     if elapsed:

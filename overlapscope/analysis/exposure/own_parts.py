@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.cause_table import SAMPLED
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING
 from overlapscope.analysis.cross_rank.optimizer_cycles import own_cycle_ends
 from overlapscope.analysis.exposure.core_waiting import CoreWaiting
 from overlapscope.analysis.exposure.last_met import at_end_ns, computed_on
@@ -69,7 +69,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     launch = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
     # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
-    known = (launch != NONE) & (ready != NONE) & (causes.reason not in (SAMPLED, "unexplained_waits"))
+    known = (launch != NONE) & (ready != NONE) & (causes.reason not in (*EVENTS_MISSING, "unexplained_waits"))
     step, after = _followed(timeline, own_comm)
     serial, next_ns = _serial(timeline, own_comm), _next_compute_ns(timeline, own_comm)
     before_optimizer = after.before_optimizer(step, own_comm.start_ns, own_comm.end_ns)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.cause_table import SAMPLED, NoCauses
+from overlapscope.analysis.common.cause_table import CUT_FILE, SAMPLED, NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.exposed import AHEAD, EXPOSED_CAUSES, ExposedPieces, exposed_pieces
@@ -39,6 +39,8 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
 
     Both cover what lies between the first and the last span of each recording exactly.
     """
+    if timeline.ends_early:
+        return OwnCauses(reason=CUT_FILE)
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
     idle, exposed, ahead, losses, polled = [], [], [], list[HostLoss](), []
     for recording in range(size(timeline.recordings)):

@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED, START_OF_RECORDING, idle_label
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, NO_CAUSES, START_OF_RECORDING, idle_label
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import Headline, left_out
 from overlapscope.analysis.result import Analysis, MeanStep
@@ -32,7 +32,7 @@ def idle_text(analysis: Analysis) -> str:
     why = {NO_CAUSES[info.no_causes_reason] for info in lacking if info.no_causes_reason}
     on = f" on {rank_list(info.rank for info in lacking)}" if 0 < len(lacking) < len(there) else ""
     because = f"unknown{on} because {' or '.join(sorted(why))}" if why else ""
-    if any(info.no_causes_reason == SAMPLED for info in analysis.ranks if info.rank in there):
+    if any(info.no_causes_reason in EVENTS_MISSING for info in analysis.ranks if info.rank in there):
         return f"Idle at most {ms(main.idle_ns)} ms a {head.window}: what ran then is {because}."
     if why and {*main.idle_causes} == {"unknown"}:
         return f"Idle {ms(main.idle_ns)} ms a {head.window}: {because}."

@@ -5,7 +5,7 @@ from statistics import fmean, median
 from textwrap import fill
 from typing import Final
 
-from overlapscope.analysis.common.cause_table import SAMPLED, START_OF_RECORDING
+from overlapscope.analysis.common.cause_table import CUT_FILE, EVENTS_MISSING, SAMPLED, START_OF_RECORDING
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.mean_step import lacks_start
@@ -162,13 +162,19 @@ def _repeated(analysis: Analysis) -> Iterator[str]:
 
 
 def _sampled(analysis: Analysis) -> Iterator[str]:
-    """Yield what the figures are worth where most events of ranks are missing."""
-    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason == SAMPLED]
+    """Yield what the figures are worth where events of ranks are missing."""
+    by_reason = {
+        each: [info.rank for info in analysis.ranks if info.no_causes_reason == each] for each in EVENTS_MISSING
+    }
+    ranks = sorted(rank for its in by_reason.values() for rank in its)
     if not ranks:
         return
+    missing = [f"Most events of {rank_list(by_reason[SAMPLED])} are missing"] if by_reason[SAMPLED] else []
+    if by_reason[CUT_FILE]:
+        missing.append(f"Events of {rank_list(by_reason[CUT_FILE])} may be missing at any time, as the file ends early")
     left_out = "" if set(ranks) & set(analysis.headline.ranks) else "the main figures are of the other ranks alone; "
     yield fill(
-        f"Most events of {rank_list(ranks)} are missing: {left_out}the calls that are there expose at most so much, as "
+        f"{'. '.join(missing)}: {left_out}the calls that are there expose at most so much, as "
         "compute beside them may be missing, and when a device was idle is not known.",
         MAX_WIDTH,
     )

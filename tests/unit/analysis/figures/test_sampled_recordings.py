@@ -1,4 +1,4 @@
-"""Where most events of a rank are missing, nothing is said of idle time, and nothing is recommended."""
+"""Where events of a rank are missing, most or any, nothing is said of idle time, and nothing is recommended."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise, analyze_with_advice
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import NO_CAUSES, SAMPLED
+from overlapscope.analysis.common.cause_table import CUT_FILE, NO_CAUSES, SAMPLED
 from overlapscope.report.text.analysis import render
 from overlapscope.timeline.columns import take
 from overlapscope.timeline.run import Run
@@ -71,9 +71,46 @@ def test_one_sampled_rank_of_two_leaves_the_rules_to_the_other() -> None:
     recommended, reasons = advise(both, analysis)
     assert [each.id for each in recommended] == ["launch_bound"]
     assert reasons == [
-        "most events of rank 0 are missing, as the recording is sampled: rules read the other ranks, and no change is "
+        "rank 0: most events are missing, as the recording is sampled; rules read the other ranks, and no change is "
         "replayed; record whole"
     ]
+
+
+def cut(*ranks: int, basis: str = "trace") -> Run:
+    """Return two ranks whose hosts launch slowly; the files of `ranks` end early."""
+    slow = [each for _ in range(LAUNCHES) for each in (Launch(0, 20 * US), Work(100 * US))]
+    timeline = simulate({0: slow}).run.ranks[0]
+    marked = replace(timeline.recordings, truncated=np.ones(1, np.bool_))
+    both = {rank: replace(timeline, rank=rank, basis=basis) for rank in range(2)}
+    every = both | {rank: replace(both[rank], recordings=marked) for rank in ranks}
+    return Run(world_size=2, ranks=every)
+
+
+def test_of_a_file_that_ends_early_any_event_may_be_missing() -> None:
+    run = cut(0, 1)
+    analysis = analyze_with_advice(run)
+    assert {info.no_causes_reason for info in analysis.ranks} == {CUT_FILE}
+    cost = analysis.throughput
+    assert cost is not None
+    assert cost.idle_fraction is cost.exposed_fraction is cost.idle_gpu_hours_a_day is None
+    assert advise(run, analysis) == ([], [f"nothing is recommended: {NO_CAUSES[CUT_FILE]}; record whole"])
+    alone = replace(run, world_size=1, ranks={0: run.ranks[0]})
+    assert analyze(alone).critical_path.reason == NO_CAUSES[CUT_FILE]
+    shown = " ".join(render(analysis).split())
+    assert "Events of ranks 0, 1 may be missing at any time, as the file ends early:" in shown
+    assert f"what ran then is unknown because {NO_CAUSES[CUT_FILE]}." in shown
+    assert "launch" not in shown
+
+
+def test_one_cut_file_of_two_leaves_figures_and_rules_to_the_other() -> None:
+    analysis = analyze_with_advice(cut(0))
+    assert [info.no_causes_reason for info in analysis.ranks] == [CUT_FILE, None]
+    assert analysis.headline.ranks == [1]
+    assert [each.id for each in analysis.recommendations] == ["launch_bound"]
+
+
+def test_a_cut_log_lacks_only_what_came_later() -> None:
+    assert not any(each.ends_early for each in cut(0, 1, basis="log").ranks.values())
 
 
 @pytest.mark.parametrize(
