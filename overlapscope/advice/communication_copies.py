@@ -94,7 +94,10 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     # Settings that copy fewer shards gather less, too: the copies bound no gain.
     avoided = f"; {ms(saved + spent.ddp)} of these copies can be avoided, and some communication with them"
     most = avoided if of_fsdp and saved < fsdp else ""
+    host_ns = min(spent.ddp_host, spent.launches)
     idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
+    if host_ns > spent.ddp_idle > 0:
+        idle = f", and launching them takes the host {ms(spent.ddp_host)}, in {ms(spent.ddp_idle)} of which the device is idle"
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
     return recommended(
         given,
@@ -103,7 +106,7 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         "only serves communication",
         # Of what the host took to launch them the device saves as much as it idled meanwhile, or for launches that came
         # late for it.
-        at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, min(spent.ddp_host, spent.launches)),
+        at_most_ns=None if of_fsdp else spent.ddp + max(spent.ddp_idle, host_ns),
         loss_ns=round(lost),
         apply={**({"ddp": of_ddp} if DDP in took else {}), **({shards: of_fsdp} if of_fsdp else {})},
         evidence={kind: round(ns) for kind, ns in took.items()}

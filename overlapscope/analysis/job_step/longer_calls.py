@@ -26,6 +26,8 @@ LONGER_THAN_LIKE: Final = "longer_than_like"
 """Id of the finding on all calls, which the text shows below the causes."""
 ONE_LONG_CALL: Final = "one_long_call"
 """Begin of the id of the finding on a single call."""
+APART: Final = 0.05
+"""The median is said beside the mean where they differ by this share of it."""
 USUAL_LONGER_NS: Final = "usual_longer_ns"
 """Evidence of that finding: what calls take longer in the median step."""
 SLOWER_GROUPS: Final = "slower_groups"
@@ -97,6 +99,9 @@ def longer_calls(
         return in_cut_steps
     single, slower = _single_calls(ranks, longer), _slower_groups(run, longer, clocks)
     within = f"{format_ms(mean_ns)} a {head.window}" + (" in the mean" if len(parts) > 1 else "")
+    usual_ns = _usual_ns(run, head, {rank: ranks[rank] for rank in there}, longer, single)
+    if abs(usual_ns - mean_ns) >= APART * mean_ns:
+        within = f"{within}, {format_ms(usual_ns)} in the median one"
     compared, are_longer = (
         sum(int(which.sum()) for which in each)
         for each in zip(*((own.needs_ns != NONE, own.is_longer) for own in longer.values()), strict=True)
@@ -108,7 +113,7 @@ def longer_calls(
         f"shortest of their like: waiting for {_others(run)}, or other traffic on the link{_of_groups(run, slower)}",
         evidence={
             "longer_ns": round(mean_ns),
-            USUAL_LONGER_NS: _usual_ns(run, head, {rank: ranks[rank] for rank in there}, longer, single),
+            USUAL_LONGER_NS: usual_ns,
             "share_of_exposed": share,
             "calls_compared": compared,
             "calls_longer": are_longer,

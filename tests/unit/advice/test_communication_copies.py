@@ -161,6 +161,7 @@ def test_copies_out_of_buckets_are_found_by_the_operation_around_their_innermost
     assert list(found.apply) == ["ddp"]
     assert found.loss_ns == (30 + 20) * US, "from 630 to 650 the device idles"
     assert found.gain_high_ns == (30 + 20) * US
+    assert ", and the device is idle for 0.02 ms while they are launched: " in found.title
 
 
 def test_copies_of_deepspeed_are_given_its_own_settings() -> None:
