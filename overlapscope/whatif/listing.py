@@ -9,7 +9,14 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, parallelism_of, unsupported_options
+from overlapscope.whatif.parallelism import (
+    KNOBS,
+    OPTIONS,
+    Parallelism,
+    parallelism_of,
+    shows_ddp,
+    unsupported_options,
+)
 from overlapscope.whatif.requested import unsupported_ddp_options
 from overlapscope.whatif.run_replay.answers import run_replay
 from overlapscope.whatif.step_graph.graph_case import graph_case
@@ -30,6 +37,8 @@ class ReplayableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings and options that can be replayed of one recording."""
 
     kind: Parallelism
+    ddp: str = ""
+    """Why no bucket is replayed, where torch's DistributedDataParallel is seen; empty elsewhere."""
     knobs: dict[str, str] = {}
     """Name and description of each setting that is replayed; those without an option are in every result."""
     options: list[str] = []
@@ -52,10 +61,23 @@ def replayable_settings(run: Run, refused: Mapping[str, str]) -> ReplayableSetti
         knobs, unsupported = _list_graphs(run, kind)
         buckets = ("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority")
         unsupported |= dict.fromkeys((*(name for name in KNOBS[kind] if name not in knobs), *buckets), str(error))
-    unsupported |= unsupported_options(kind) | dict(refused)
+    seen = shows_ddp(run)
+    unsupported |= unsupported_options(kind, is_ddp=seen) | dict(refused)
     return ReplayableSettings(
-        kind=kind, knobs=knobs, options=[each for each in OPTIONS if each not in unsupported], refused=unsupported
+        kind=kind,
+        ddp=_why_no_buckets(run) if seen and kind == "other" else "",
+        knobs=knobs,
+        options=[each for each in OPTIONS if each not in unsupported],
+        refused=unsupported,
     )
+
+
+def _why_no_buckets(run: Run) -> str:
+    try:
+        ddp_case_of_run(run)
+    except InputError as error:
+        return str(error.__cause__ or error)  # without what it says of waiting
+    return ""
 
 
 def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:

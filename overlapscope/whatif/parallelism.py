@@ -97,20 +97,27 @@ NOT_REPLAYED: Final = (
 )
 
 
-def unsupported_options(kind: Parallelism) -> dict[str, str]:
-    """Return the options that do not apply to any recording of a kind, and why."""
+def unsupported_options(kind: Parallelism, *, is_ddp: bool) -> dict[str, str]:
+    """Return the options that do not apply to any recording of a kind, and why; `is_ddp`: whether `shows_ddp`."""
     if kind == "ddp":
         return {
             "--link-speed": "for DDP, links twice as fast are always replayed, and no other speed",
             "--algorithm": "for DDP, transfer times are the recorded ones; `overlapscope plan` accepts formulas",
         }
-    no_buckets = "not recognised as DDP, so it has no buckets"
+    no_buckets = "its buckets cannot be replayed" if is_ddp else "not recognised as DDP, so it has no buckets"
     return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
 
 
 def shows_ddp(run: Run) -> bool:
     """Return whether torch's DistributedDataParallel is seen in a run: by the names of its ranges, or by capture."""
     return any(each.recorded.get("ddp") or any(map(DDP_NAMES.search, each.names)) for each in run.ranks.values())
+
+
+def no_ddp_settings(run: Run) -> str:
+    """Return words that precede the reason why no setting of DistributedDataParallel is replayed of a run."""
+    if shows_ddp(run):
+        return "recognised as DDP, but none of its settings is replayed"
+    return "not recognised as DDP, so none of its settings is replayed"
 
 
 def other_framework(run: Run) -> str | None:

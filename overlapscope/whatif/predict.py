@@ -10,7 +10,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.parallelism import parallelism_of
+from overlapscope.whatif.parallelism import no_ddp_settings, parallelism_of
 from overlapscope.whatif.requested import NOTHING, RequestedSettings, with_requested
 from overlapscope.whatif.result import Best, WhatIf
 from overlapscope.whatif.run_replay.answers import run_replay
@@ -57,5 +57,6 @@ def _predict_other(
     try:
         return predict_graph_run(run, cross_rank, options, why, graphs)
     except InputError as error:
-        message = f"{error}; not recognised as DDP: {not_ddp}" if parallelism_of(run) == "other" else str(error)
+        of_other = parallelism_of(run) == "other"
+        message = f"{error}; {no_ddp_settings(run)}: {not_ddp}" if of_other else str(error)
         raise InputError(message) from error

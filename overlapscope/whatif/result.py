@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.whatif.parallelism import Parallelism
 
 WAITS_FIRST: Final = (
@@ -13,6 +15,8 @@ WAITS_FIRST: Final = (
 )
 """Said where waiting dominates; whether one rank makes the others wait is tested elsewhere."""
 CAP: Final = "bucket_cap_mb"
+STRAGGLER: Final = "straggler_removed"
+"""Its value is the rank, or ranks with `+` between them, of which the excess is removed."""
 DEFAULT_CAP_MB: Final = 25.0
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
@@ -56,6 +60,9 @@ class Bounds(msgspec.Struct, kw_only=True, frozen=True):
     no_comm_ns: int
     perfect_overlap_ns: int
     no_overlap_ns: int
+    known_from: Literal["replay", "recorded"] = "replay"
+    """`recorded`: no replay holds, and these are sums of the parts of the recorded step, with all waiting as
+    recorded."""
 
 
 class Interval(msgspec.Struct, kw_only=True, frozen=True):
@@ -119,6 +126,28 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     trials: list[Trial] = []
 
 
+def with_recorded_exposed(rows: Sequence[Scenario], step: StepMedians | None) -> list[Scenario]:
+    """Return the scenarios with the exposed time that was recorded: the headline's for the present settings, which come
+    first, and for the others as many times that as in their replay. Without a recorded step they stay as they are."""
+    if step is None:
+        return list(rows)
+    replayed_ns = rows[0].exposed_comm_ns
+    times = step.exposed_comm_ns / replayed_ns if replayed_ns else 1.0
+    others = [replace(each, exposed_comm_ns=round(each.exposed_comm_ns * times)) for each in rows[1:]]
+    return [replace(rows[0], exposed_comm_ns=step.exposed_comm_ns), *others]
+
+
+def recorded_bounds(step: StepMedians, measured_ns: float) -> Bounds:
+    """Return the bounds of a step that took `measured_ns`, by the parts of the recorded step alone: all but its exposed
+    communication; at least as long as its communication takes; and its overlapped communication once more."""
+    times, comm_ns = measured_ns / step.step_ns, step.exposed_comm_ns + step.overlapped_ns
+    no_comm_ns = step.step_ns - step.exposed_comm_ns
+    return Bounds(
+        no_comm_ns=round(times * no_comm_ns), perfect_overlap_ns=round(times * max(no_comm_ns, comm_ns)),
+        no_overlap_ns=round(times * (step.step_ns + step.overlapped_ns)), known_from="recorded",
+    )  # fmt: skip
+
+
 def around(bounds: Bounds, measured_ns: float | None) -> Bounds:
     """Return bounds that hold of the measured step, which some overlap did give; it may suffer more interference, and
     more lateness, than bounds count."""
@@ -126,16 +155,19 @@ def around(bounds: Bounds, measured_ns: float | None) -> Bounds:
         return bounds
     measured = round(measured_ns)
     shortest = min(bounds.no_comm_ns, measured)
-    return Bounds(
-        no_comm_ns=shortest, perfect_overlap_ns=max(min(bounds.perfect_overlap_ns, measured), shortest),
+    return replace(
+        bounds, no_comm_ns=shortest, perfect_overlap_ns=max(min(bounds.perfect_overlap_ns, measured), shortest),
         no_overlap_ns=max(bounds.no_overlap_ns, measured),
     )  # fmt: skip
 
 
 def knob_words(name: str, value: object) -> str:
-    """Return a setting as Python writes it; a number of ranks is a factor."""
+    """Return a setting as Python writes it; a number of ranks is a factor, and who is no straggler any more a rank."""
     if name == "ranks":
         return f"ranks x{value}"
+    if name == STRAGGLER:
+        several = "+" in str(value)
+        return f"straggler removed: rank{'s' * several} {str(value).replace('+', ', ')}"
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 

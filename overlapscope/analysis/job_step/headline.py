@@ -13,14 +13,8 @@ from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT, IDLE_
 from overlapscope.analysis.cost.whole_cycles import causes_cut
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
-from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
-from overlapscope.analysis.job_step.step_table import (
-    AlignedWindows,
-    RankWindows,
-    StepFigures,
-    recording_figures,
-    step_figures,
-)
+from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME
+from overlapscope.analysis.job_step.step_table import WHOLE, AlignedWindows, RankWindows, StepFigures, main_figures
 from overlapscope.analysis.per_rank.steps import complete_steps, of_the_same_ranks
 from overlapscope.timeline.columns import NONE, Flags, Ints
 
@@ -215,17 +209,14 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank, cut_short:
     `cut_short` are the numbers of the steps that lack what the others lose before the next one begins, as sums over all
     steps leave them out (`Throughput.cut_short`).
     """
-    steps = step_figures(ranks, cross_rank)
-    of_steps = bool(steps.recorded.any())
-    found = steps if of_steps else recording_figures(ranks, cross_rank)
-    if not found.ranks:
+    found = main_figures(ranks, cross_rank)
+    table, of_steps = found.of_most_ranks(), found.steps != (WHOLE,)
+    if not table.ranks:
         return Headline()
-    table = found.alike(found.ranks_recorded)
-    table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
-    values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
+    values: dict[str, Any] = {name: DEFINITIONS[name].median(table) for name in DEFINITIONS if name in _MEDIANS}
     if not _is_mostly_known(table, "exposed_wait_ns", "exposed_comm_ns"):
         values["exposed_wait_ns"] = None
-    step_ns = _value(table, STEP_TIME)
+    step_ns = DEFINITIONS[STEP_TIME].median(table)
     shared, exposed_ns = _without_single_starts(table, table.causes, "exposed_comm_ns")
     idle_shared, idle_ns = _without_single_starts(table, table.idle_causes, "idle_ns")
     waits = {cause: ns for cause, ns in shared.items() if cause in EXPOSED_WAIT}
@@ -313,7 +304,7 @@ def _without_single_starts(table: StepFigures, causes: Mapping[str, Ints], name:
         rest = np.where(table.recorded & (whole != NONE), whole - begins, whole)
         table = replace(table, figures={**table.figures, name: rest})
         causes = {cause: ns for cause, ns in causes.items() if cause != START_OF_RECORDING}
-    return causes, round(_value(table, name) or 0)
+    return causes, round(DEFINITIONS[name].median(table) or 0)
 
 
 def _few_long(step_ns: Ints, outside_ns: Ints) -> Flags:
@@ -337,12 +328,6 @@ def _is_one_event(step_ns: Ints, outside_ns: Ints, long: Flags) -> bool:
 
 
 _MEDIANS: Final = frozenset(Headline.__struct_fields__)
-
-
-def _value(table: StepFigures, name: str) -> float | None:
-    each = DEFINITIONS[name]
-    series = each.series(table)
-    return middle(series[~np.isnan(series)].tolist(), each.unit)
 
 
 def _is_mostly_known(table: StepFigures, name: str, of: str) -> bool:

@@ -56,6 +56,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     better: Better
     series: Callable[[StepFigures], Floats]
 
+    def median(self, table: StepFigures) -> int | float | None:
+        """Return the median over the steps in which it is known; None without one."""
+        known = self.series(table)
+        return middle(known[~np.isnan(known)].tolist(), self.unit)
+
 
 def _known(table: StepFigures, name: str) -> Floats:
     """Return a figure as floats, NaN where it is missing or the step was not recorded completely."""

@@ -106,6 +106,11 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         members = self.recorded[rows].sum(axis=0)
         return self._within(rows, np.flatnonzero((members > 0) & (members == members.max(initial=0))))
 
+    def of_most_ranks(self) -> Self:
+        """Return the table of its steps that the most ranks recorded completely, without ranks that completed none."""
+        table = self.alike(self.ranks_recorded)
+        return table.alike(table.ranks_recorded)
+
     def _within(self, rows: Ints, columns: Ints) -> Self:
         here = np.ix_(rows, columns)
         windows = None if self.windows is None else self.windows.within(rows, columns)
@@ -183,6 +188,12 @@ def _apart(windows: AlignedWindows, there: Flags) -> bool:
     known: Flags = np.take_along_axis(there, order, axis=0)
     reached = np.maximum.accumulate(ends, axis=0)
     return bool((known[1:] & (start[1:] > reached[:-1])).any())
+
+
+def main_figures(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> StepFigures:
+    """Return what main figures are of: the complete steps of all ranks, or their whole recordings without any."""
+    steps = step_figures(ranks, cross_rank)
+    return steps if steps.recorded.any() else recording_figures(ranks, cross_rank)
 
 
 def step_figures(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> StepFigures:

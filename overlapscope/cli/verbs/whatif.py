@@ -79,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _fitting(run: "Run", args: argparse.Namespace) -> None:
     """Raise UsageError for options that cannot be used with this kind of recording."""
-    from overlapscope.whatif.parallelism import parallelism_of, unsupported_options  # noqa: PLC0415
+    from overlapscope.whatif.parallelism import parallelism_of, shows_ddp, unsupported_options  # noqa: PLC0415
 
     kind = parallelism_of(run)
-    for option, why in unsupported_options(kind).items():
+    for option, why in unsupported_options(kind, is_ddp=shows_ddp(run)).items():
         if getattr(args, option.removeprefix("--").replace("-", "_")):
-            raise UsageError(f"{option} cannot be used with a recording of kind {kind}: {why}; --list shows what can")
+            what = "this recording" if kind == "other" else f"a recording of kind {kind}"
+            raise UsageError(f"{option} cannot be used with {what}: {why}; --list shows what can")
 
 
 def _listed(run: "Run", *, as_json: bool) -> str:

@@ -11,7 +11,8 @@ from overlapscope.whatif.parallelism import NOT_REPLAYED
 from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words, largest_gain, settings_replayed
 
 MAX_LIST = 3
-EXPOSED_NOTE = "Exposed time is that of the replay; `overlapscope analyze` shows the recorded one."
+REPLAYED_EXPOSED = "Exposed time is that of the replay."
+SCALED_EXPOSED = "Exposed time: as recorded in the first row; the others change it as much as their replay does."
 NOT_ADVISED = frozenset({"zero_stage", "channels"})
 """Settings that are predicted only on request and never suggested."""
 
@@ -23,7 +24,7 @@ def render(answer: WhatIf, *, recorded: bool = False) -> str:
     """
     parts = [
         _headline(answer),
-        _table(answer),
+        _table(answer, recorded=recorded),
         _bounds(answer),
         _assumptions(answer, "measured" if recorded else "fitted"),
         _reasons(answer),
@@ -75,7 +76,7 @@ def _only_what_ifs(answer: WhatIf) -> bool:
     return len(answer.scenarios) > 1 and not settings_replayed(answer)
 
 
-def _table(answer: WhatIf) -> str:
+def _table(answer: WhatIf, *, recorded: bool) -> str:
     bucketed = any(each.buckets for each in answer.scenarios)
     first = "what-ifs" if _only_what_ifs(answer) else "settings"
     head = [first, "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
@@ -92,7 +93,9 @@ def _table(answer: WhatIf) -> str:
     ]
     remarks = ["", *(_remark(each, answer) for each in answer.scenarios)]
     lines = _beside(aligned([head, *rows]), remarks)
-    return "\n".join([*lines, *([EXPOSED_NOTE] if answer.baseline.measured_step_ns is not None else [])])
+    if recorded:
+        return "\n".join([*lines, *([SCALED_EXPOSED] if len(answer.scenarios) > 1 else [])])
+    return "\n".join([*lines, *([REPLAYED_EXPOSED] if answer.baseline.measured_step_ns is not None else [])])
 
 
 def _remark(scenario: Scenario, answer: WhatIf) -> str:
@@ -110,10 +113,14 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
 
 def _bounds(answer: WhatIf) -> str:
     bounds, measured = answer.bounds, answer.baseline.measured_step_ns
-    said = (
-        f"Bounds: without communication {ms(bounds.no_comm_ns)} ms; all overlapped {ms(bounds.perfect_overlap_ns)} ms; "
+    steps = (
+        f"without communication {ms(bounds.no_comm_ns)} ms; all overlapped {ms(bounds.perfect_overlap_ns)} ms; "
         f"nothing overlapped {ms(bounds.no_overlap_ns)} ms."
     )
+    if bounds.known_from == "recorded":
+        how = "By the parts of the recorded step, with idle time and calls as long as recorded:"
+        return f"Bounds by replay: n/a, as nothing is predicted. {how}\n{steps}"
+    said = f"Bounds: {steps}"
     if measured is None or measured <= bounds.no_overlap_ns:
         return said
     return f"{said}\nThey count no interference and no late ranks, so the measured step may be longer."
@@ -204,7 +211,11 @@ def render_list(listing: ReplayableSettings) -> str:
     """Return what can be replayed of a recording, and what not and why, ending in a newline."""
     heading = f"kind of this recording: {listing.kind}."
     if listing.kind == "other":
-        heading = "This recording is not recognised as DDP, FSDP, tensor or pipeline parallel."
+        heading = (
+            f"This recording is recognised as DDP, but no bucket is replayed: {listing.ddp}."
+            if listing.ddp
+            else "This recording is not recognised as DDP, FSDP, tensor or pipeline parallel."
+        )
     if listing.reason:
         return f"{heading} Nothing can be replayed: {listing.reason}\n"
     lines = [f"{heading} Settings that can be replayed:", *_list_table(listing.knobs)]

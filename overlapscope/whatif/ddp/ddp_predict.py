@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.display import percent_text
 from overlapscope.errors import UsageError
 from overlapscope.whatif.cost.compression import Compression
@@ -38,6 +39,7 @@ from overlapscope.whatif.result import (
     Scenario,
     WhatIf,
     equally_good,
+    with_recorded_exposed,
 )
 from overlapscope.whatif.run_replay.answers import (
     PAUSE_CAP_MS,
@@ -105,6 +107,10 @@ class DdpCase(Protocol):
         """Whether all gradients have 32 bits, so that sending 16 bits halves the bytes."""
 
     @property
+    def step(self) -> StepMedians | None:
+        """The recorded step in the figures of the headline; None of a described workload."""
+
+    @property
     def replay(self) -> RunReplay | None:
         """The dependency graph of a recording, which answers for changes of durations; None without one."""
 
@@ -140,7 +146,10 @@ def predict_ddp(
     bounds = _bounds(case, workload)
     # A description that does not match the run explains nothing.
     known = () if verdict == "insufficient_data" else case.notes
-    notes = [*nothing_to_gain(rows[0], bounds), *known] if case.replay is not None else [*known]
+    shown = with_recorded_exposed([*rows, *_pauses(case, rows[0])], case.step)
+    notes = [*known]
+    if case.replay is not None:
+        notes = [*nothing_to_gain(shown[0], bounds, case.replay.path_shares), *known]
     if case.abstains:
         notes.append(f"faster links and stragglers are not replayed: {case.abstains}")
     return WhatIf(
@@ -150,7 +159,7 @@ def predict_ddp(
             replayed_step_ns=round(float(replayed.steps_ns[0, 0])),
             replay_error=replayed.replay_error,
         ),
-        scenarios=[*rows, *_pauses(case, rows[0]), *compressed],
+        scenarios=[*shown, *compressed],
         bounds=bounds,
         verdict=verdict,
         waiting=_waits(case, rows[0]),
@@ -183,7 +192,8 @@ def predict_settings(case: DdpCase, settings: Sequence[Settings]) -> list[Scenar
     """Predict the step under each of `settings`; the first scenario is that of the present settings."""
     chosen = list(dict.fromkeys([case.baseline, *settings]))
     replayed = predict_steps(case.build, case.assumptions, case.measured, chosen, case.noise, case.slowdown_fit)
-    return _scenarios(case, replayed.times(_measured_over_replayed(case, replayed)), case.workload())
+    rows = _scenarios(case, replayed.times(_measured_over_replayed(case, replayed)), case.workload())
+    return with_recorded_exposed(rows, case.step)
 
 
 def _measured_over_replayed(case: DdpCase, replayed: Predictions) -> float:

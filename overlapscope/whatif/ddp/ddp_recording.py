@@ -10,6 +10,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import WHY_NOT
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.display import percent_text
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
@@ -74,6 +75,8 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     optimizer_ns: float
     fixed: str = ""
     """Why no other buckets can be replayed; empty where they can."""
+    step: StepMedians | None = None
+    """The recorded step in the figures of the headline."""
     replay: RunReplay | None = None
     """The dependency graph of the run, which answers for changes of durations; None without host events."""
     abstains: str = ""
@@ -202,6 +205,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None, graphs: Built
         copied_ns_per_byte=copied,
         optimizer_ns=optimizer,
         fixed=split_graphs(next(iter(run.ranks.values())), seen),
+        step=StepMedians.of(run, cross_rank),
         replay=None if isinstance(asked, str) else asked,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )

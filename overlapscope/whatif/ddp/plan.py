@@ -69,6 +69,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return None
 
     @property
+    def step(self) -> None:
+        """None: nothing was recorded."""
+        return None
+
+    @property
     def replay(self) -> None:
         """None: nothing was recorded."""
         return None

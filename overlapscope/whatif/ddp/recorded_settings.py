@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
+from overlapscope.whatif.ddp.buckets import DEFAULT_CAP_MB, DEFAULT_FIRST_BYTES, MIB, DdpSettings
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings, buckets_of
 from overlapscope.whatif.ddp.recorded_steps import HOW, Recorded, no_buckets
 from overlapscope.whatif.workload.workload import Gradients, Workload
@@ -40,9 +40,9 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
         if has_buckets(seen, made):
             plain = replace(made, ddp=replace(rule, small_first_bucket=None))
             same = has_buckets(seen, plain)
-            used = rule.bucket_cap_mb or DEFAULT_CAP_MB
-            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the recorded buckets"
-            return (plain if same else made), [] if recorded_cap else [note]
+            found = plain if same else made
+            note = f"no cap is recorded; {_words(found.ddp)} makes the recorded buckets"
+            return found, [] if recorded_cap else [note]
     limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
     listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
     if not has_buckets(seen, listed):
@@ -54,6 +54,15 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
     return listed, [
         "no single cap makes the recorded buckets; they are replayed as a list of caps, one for each bucket"
     ]
+
+
+def _words(rule: DdpSettings) -> str:
+    """Return a cap in words, with its first bucket where that is smaller."""
+    first = f"a first bucket of {DEFAULT_FIRST_BYTES // MIB} MiB"
+    if rule.bucket_cap_mb is None:
+        return f"torch's default (bucket_cap_mb=None: {DEFAULT_CAP_MB} MiB after {first})"
+    older = f" after {first}, as before torch 2.4," if rule.small_first_bucket else ""
+    return f"bucket_cap_mb={rule.bucket_cap_mb:g}{older}"
 
 
 def has_buckets(seen: Recorded, settings: Settings) -> bool:

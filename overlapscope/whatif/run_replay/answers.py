@@ -13,6 +13,8 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import JobReplay, Limits, MakeChange, job_replay
 from overlapscope.analysis.graph.removal import late_in_step, late_together, needed, programs_of, removal
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, without_communication
+from overlapscope.analysis.graph.walk import PARTS, edge_parts
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COMM, Floats
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline, Run
@@ -31,6 +33,10 @@ EXPOSED_MATTERS: Final = 0.01
 """Less exposed communication, as a share of the step, needs no explanation."""
 LEFT_MATTERS: Final = 0.5
 """Nothing much is gained where it is less than this share of what is exposed."""
+OF_TRANSFERS: Final = frozenset({"transfer", "communication"})
+"""Parts of a critical path that would be gone if transfers took no time."""
+IN_PATH: Final = 0.05
+"""Other parts of it are named from this share on."""
 IN_STEPS: Final = 0.5
 LEAST_STEPS: Final = 3
 """A straggler is late in this share of so many steps, or more."""
@@ -75,6 +81,14 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def step_ns(self) -> float:
         """The median step."""
         return float(np.median(self.job.steps_ns))
+
+    @property
+    def path_shares(self) -> dict[str, float]:
+        """Return which share of the recorded critical path of these steps each part of it is, the largest first."""
+        each_run = [edge_parts(each.graph, each.path, each.start_ns).sum(axis=0) for each in self.job.runs]
+        parts = np.sum(each_run, axis=0)
+        shares = dict(zip(PARTS, (parts / self.job.recorded_ns).tolist(), strict=True))
+        return dict(sorted(shares.items(), key=lambda each: -each[1]))
 
     @property
     def communicates(self) -> bool:
@@ -191,15 +205,17 @@ def only_shorter(row: Scenario) -> Scenario:
     return msgspec.structs.replace(row, gain_low=min(max(row.gain_low, 0.0), row.gain))
 
 
-def nothing_to_gain(base: Scenario, bounds: Bounds) -> list[str]:
+def nothing_to_gain(base: Scenario, bounds: Bounds, path: Mapping[str, float]) -> list[str]:
     """Return the reason why no setting of communication can help, where much of it is exposed and none would be gained;
-    else nothing."""
+    else nothing. `path` has the share of each part of the critical path."""
     left = base.predicted_step_ns - bounds.no_comm_ns
     if base.exposed_comm_ns < EXPOSED_MATTERS * base.predicted_step_ns or left > LEFT_MATTERS * base.exposed_comm_ns:
         return []
     exposed, gained = base.exposed_comm_ns / 1e6, max(left, 0) / 1e6
+    others = {name: share for name, share in path.items() if name not in OF_TRANSFERS and share >= IN_PATH}
+    listed = ", ".join(f"{name.replace('_', ' ')} {percent_text(share)}" for name, share in others.items())
     return [
-        f"of {exposed:.3f} ms exposed communication (a step of the rank that has most, mean over steps) only "
-        f"{gained:.3f} ms would be gained without any: the rest of the step waits for the host, or for other work, "
-        "meanwhile"
+        f"of {exposed:.3f} ms exposed communication only {gained:.3f} ms would be gained if transfers took no time: "
+        f"meanwhile other work goes on, which decides how long a step takes (critical path: {listed}; hosts "
+        "would call collectives for as long)"
     ]

@@ -10,6 +10,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints, size
@@ -91,6 +92,8 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     left_out: LeftOut | None = None
     """What of the waiting lies in steps that are not replayed, as they took much longer or shorter; None without."""
     notes: tuple[str, ...]
+    step: StepMedians | None = None
+    """The recorded step in the figures of the headline."""
     replay: RunReplay | None = None
     """The dependency graph of the run, which answers for changes of durations; None without host events."""
     abstains: str = ""
@@ -149,6 +152,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         waited_for=mostly_waited_for(blame),
         left_out=None if replay is None else _left_out(cross_rank, replay),
         notes=tuple(notes),
+        step=StepMedians.of(run, cross_rank),
         replay=replay,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )  # fmt: skip

@@ -24,7 +24,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING, time_beside_compute
-from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
+from overlapscope.whatif.parallelism import no_ddp_settings
+from overlapscope.whatif.replay.graph import Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
 from overlapscope.whatif.result import (
     WAITS_FIRST,
@@ -37,6 +38,8 @@ from overlapscope.whatif.result import (
     WhatIf,
     around,
     knob_words,
+    recorded_bounds,
+    with_recorded_exposed,
 )
 from overlapscope.whatif.run_replay.answers import (
     PAUSE_CAP_MS,
@@ -114,12 +117,12 @@ def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAU
     changes, stuck = _possible(case, changes)
     changes, seen, unlike = _replayed(case, changes)
     bounds = bounds_of_case(case)
-    rows = _within(_rows(case, changes, seen), changes, bounds)
+    rows = with_recorded_exposed(_within(_rows(case, changes, seen), changes, bounds), case.step)
     notes = [*left_out, *stuck, *unlike, *case.notes]
     if case.kind == "pipeline":
         notes += bubble_notes(run)
     if not_ddp and case.kind == "other":
-        notes.append(f"not recognised as DDP, so none of its settings is replayed: {not_ddp}")
+        notes.append(f"{no_ddp_settings(run)}: {not_ddp}")
     verdict, reasons = _verdict(case, rows, seen, bounds)
     best = _best(rows)
     return WhatIf(
@@ -406,7 +409,7 @@ def _verdict(
     if case.abstains:
         return "insufficient_data", [f"nothing is predicted for this recording: {case.abstains}"]
     reasons = [] if case.slowdown_fit.identified else [case.slowdown_fit.explanation]
-    reasons += nothing_to_gain(rows[0], bounds) if case.replay is not None else []
+    reasons += nothing_to_gain(rows[0], bounds, case.replay.path_shares) if case.replay is not None else []
     if abs(seen.error) > SELF_TEST:
         sign, most = "+" if seen.error > 0 else "", percent_text(SELF_TEST, 0)
         missed = f"the replay misses the measured step by {sign}{percent_text(seen.error)}, more than {most}"
@@ -471,22 +474,13 @@ def _waits(case: GraphCase) -> bool:
 
 
 def bounds_of_case(case: GraphCase) -> Bounds:
-    """Return the step bounds of a case: by the dependency graph where there is one, else by its steps."""
+    """Return the step bounds of a case: by the dependency graph where there is one, by the parts of the recorded step
+    where that may not answer, else by its steps."""
     if case.replay is not None:
         return case.replay.bounds(case.measured_ns, case.slowdown_fit.of_bounds)
-    bounds = loose_bounds_of if case.abstains else bounds_of
-    return around(bounds(case.middle, case.measured_ns / case.middle.measured_ns), case.measured_ns)
-
-
-def loose_bounds_of(graph: Graph, scale: float) -> Bounds:
-    """Return bounds that hold whatever ranks and hosts wait for: what the busiest rank computes, and the step with all
-    transfers after it. All are multiplied by `scale`, to fit a step of another length."""
-    busy = max(sum(each.ns for each in items if isinstance(each, Busy)) for items in graph.programmes.values())
-    moved = sum(each.own_ns for each in graph.calls)
-    return Bounds(
-        no_comm_ns=round(scale * busy), perfect_overlap_ns=round(scale * busy),
-        no_overlap_ns=round(scale * (graph.measured_ns + moved)),
-    )  # fmt: skip
+    if case.abstains and case.step is not None:
+        return around(recorded_bounds(case.step, case.measured_ns), case.measured_ns)
+    return around(bounds_of(case.middle, case.measured_ns / case.middle.measured_ns), case.measured_ns)
 
 
 def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:

@@ -95,6 +95,18 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -
     assert found.measured[0].step_ns == pytest.approx(step_ns(made), rel=0.01)
 
 
+def test_where_no_cap_is_recorded_the_note_names_the_settings_that_make_the_buckets() -> None:
+    for buckets, words in (
+        (((0,), tuple(range(1, 8))), "torch's default (bucket_cap_mb=None: 25 MiB after a first bucket of 1 MiB)"),
+        (IN_PAIRS.buckets, "bucket_cap_mb=2"),
+    ):
+        run = recorded(replace(IN_PAIRS, buckets=buckets))
+        ranks = {rank: replace(each, recorded={}) for rank, each in run.ranks.items()}
+        unnamed = replace(run, ranks=ranks)
+        _, notes = recorded_settings(unnamed, recorded_steps(unnamed, match_and_align(unnamed)))
+        assert notes == [f"no cap is recorded; {words} makes the recorded buckets"]
+
+
 @pytest.mark.parametrize("slowdown", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 @pytest.mark.parametrize("ticks_per_mb", [60, pytest.param(200, marks=pytest.mark.slow), 500])
 def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:

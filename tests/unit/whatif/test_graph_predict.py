@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.replayed_settings import for_fsdp1, fsdp_advice, with_best_of_fsdp1
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
@@ -107,6 +108,19 @@ def test_changes_of_fsdp_are_predicted_as_the_changed_job_takes(shape: dict[str,
         row = scenario(answer, link_speed=speed)
         assert row.predicted_step_ns == pytest.approx(step_ns(faster(fsdp(**shape), speed)), rel=0.03)
         assert row.hypothetical
+
+
+def test_where_nothing_is_replayed_bounds_are_the_parts_of_the_recorded_step_and_said_to_be() -> None:
+    run = recorded(fsdp())
+    case = replace(graph_case(run, match_and_align(run)), abstains="its graph is wrong")
+    answer, step = predict_graph_case(case, run), StepMedians.of(run, match_and_align(run))
+    assert step is not None
+    assert step.overlapped_ns > 0
+    measured_ns, bounds = answer.baseline.measured_step_ns or 0, answer.bounds
+    assert bounds.no_comm_ns == pytest.approx(measured_ns - step.exposed_comm_ns, rel=0.01)
+    assert bounds.no_overlap_ns == pytest.approx(measured_ns + step.overlapped_ns, rel=0.01)
+    assert answer.scenarios[0].exposed_comm_ns == step.exposed_comm_ns
+    assert "Bounds by replay: n/a, as nothing is predicted." in whatif_text.render(answer, recorded=True)
 
 
 def test_more_ranks_are_shown_as_a_factor_not_as_a_number() -> None:

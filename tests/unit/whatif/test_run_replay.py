@@ -14,13 +14,16 @@ from overlapscope.analysis.graph.job_replay import JobReplay
 from overlapscope.analysis.graph.removal import Removal
 from overlapscope.analysis.graph.replay import run_edges
 from overlapscope.analysis.graph.scenarios import Change
+from overlapscope.analysis.job_step.step_medians import StepMedians
 from overlapscope.analysis.stragglers.stragglers import late_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import whatif as whatif_text
 from overlapscope.timeline.columns import COMM, NONE, Steps, make
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.whatif.listing import replayable_settings
+from overlapscope.whatif.parallelism import no_ddp_settings
 from overlapscope.whatif.predict import predict_recording
-from overlapscope.whatif.result import Bounds, Scenario, WhatIf
+from overlapscope.whatif.result import Bounds, Scenario, WhatIf, knob_words, recorded_bounds, with_recorded_exposed
 from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, nothing_to_gain, only_shorter, run_replay
 from overlapscope.whatif.run_replay.transfers import computing_share, retimed
 from overlapscope.whatif.step_graph.graph_case import OLDER, _notes_on_steps
@@ -49,20 +52,59 @@ def test_a_job_whose_host_is_late_gains_nothing_from_links_and_is_told_why() -> 
     assert bounds.no_comm_ns == bounds.perfect_overlap_ns == base.measured_step_ns == 219_732_155
     for speed in (2.0, 1000.0):
         assert row(answer, link_speed=speed).gain == 0
-    assert any("waits for the host" in each for each in answer.reasons)
+    assert any("critical path: host 100.0 %" in each for each in answer.reasons)
     paused = row(answer, host_pauses_ms=3.0)
     assert paused.predicted_step_ns < 0.9 * (base.measured_step_ns or 0)
     assert paused.hypothetical
 
 
-def test_exposed_time_that_nothing_shortens_is_said_to_be_of_one_rank() -> None:
-    base = row(answered(run_of("a100_ddp"), 2.0), link_speed=2.0)
-    base = replace(base, predicted_step_ns=100 * MS, exposed_comm_ns=10 * MS)
+def present(step_ms: int, exposed_ms: int, **knobs: object) -> Scenario:
+    took_ns = step_ms * MS
+    return Scenario(
+        knobs=dict(knobs), predicted_step_ns=took_ns, low_ns=took_ns, high_ns=took_ns, gain=0, gain_low=0, gain_high=0,
+        exposed_comm_ns=exposed_ms * MS, memory_bytes=0, buckets=0, changes_numerics=False, hypothetical=False,
+        known_from="measured",
+    )  # fmt: skip
+
+
+def test_of_exposed_time_that_nothing_shortens_is_said_what_decides_instead() -> None:
     bounds = Bounds(no_comm_ns=98 * MS, perfect_overlap_ns=98 * MS, no_overlap_ns=100 * MS)
-    (words,) = nothing_to_gain(base, bounds)
-    assert words.startswith("of 10.000 ms exposed communication (a step of the rank that has most, mean over steps) ")
-    assert "only 2.000 ms would be gained" in words
-    assert nothing_to_gain(base, replace(bounds, no_comm_ns=94 * MS)) == []
+    path = {"host": 0.7, "compute": 0.2, "transfer": 0.07, "idle": 0.03}
+    (words,) = nothing_to_gain(present(100, 10), bounds, path)
+    assert words.startswith(
+        "of 10.000 ms exposed communication only 2.000 ms would be gained if transfers took no time"
+    )
+    assert "(critical path: host 70.0 %, compute 20.0 %; " in words
+    assert nothing_to_gain(present(100, 10), replace(bounds, no_comm_ns=94 * MS), path) == []
+
+
+def test_the_first_row_has_the_exposed_time_of_the_headline_and_the_others_change_it() -> None:
+    step = StepMedians(step_ns=100 * MS, exposed_comm_ns=6 * MS, overlapped_ns=MS)
+    rows = [present(100, 10), present(95, 5, link_speed=2.0)]
+    assert [each.exposed_comm_ns for each in with_recorded_exposed(rows, step)] == [6 * MS, 3 * MS]
+    assert with_recorded_exposed(rows, None) == rows
+
+
+def test_where_nothing_is_replayed_the_parts_of_the_recorded_step_are_bounds() -> None:
+    step = StepMedians(step_ns=100 * MS, exposed_comm_ns=70 * MS, overlapped_ns=4 * MS)
+    bounds = recorded_bounds(step, 200 * MS)
+    assert (bounds.no_comm_ns, bounds.perfect_overlap_ns, bounds.no_overlap_ns) == (60 * MS, 148 * MS, 208 * MS)
+    assert bounds.known_from == "recorded"
+
+
+def test_a_removed_straggler_is_named_by_its_rank() -> None:
+    assert knob_words("straggler_removed", 0) == "straggler removed: rank 0"
+    assert knob_words("straggler_removed", "3+7") == "straggler removed: ranks 3, 7"
+
+
+def test_a_job_in_which_ddp_is_seen_is_not_said_to_be_no_ddp() -> None:
+    run = run_of("a100_ddp")
+    listed = replayable_settings(run, {})
+    assert whatif_text.render_list(listed).startswith(
+        "This recording is recognised as DDP, but no bucket is replayed: it holds no gradients with sizes"
+    )
+    assert listed.refused["--bucket-cap-mb"] == "its buckets cannot be replayed"
+    assert no_ddp_settings(run) == "recognised as DDP, but none of its settings is replayed"
 
 
 def test_the_error_bar_of_a_scenario_is_that_of_alike_steps() -> None:
