@@ -97,7 +97,8 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
     host_ns = min(spent.ddp_host, spent.launches)
     idle = f", and the device is idle for {ms(spent.ddp_idle)} while they are launched" if spent.ddp_idle else ""
     if host_ns > spent.ddp_idle > 0:
-        idle = f", and launching them takes the host {ms(spent.ddp_host)}, in {ms(spent.ddp_idle)} of which the device is idle"
+        took_host = f"launching them takes the host {ms(spent.ddp_host)}"
+        idle = f", and {took_host}, in {ms(spent.ddp_idle)} of which the device is idle"
     of_ddp = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
     return recommended(
         given,

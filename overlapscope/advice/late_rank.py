@@ -261,7 +261,7 @@ def _recommended(
     head = analysis.headline
     steps = max(head.steps, 1) if _window(analysis) == "step" else 1
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
-    replayed, per = _removal(straggler, _window(analysis))
+    replayed, per = _removal(straggler, analysis)
     at_most_ns = _delayed_ns(alone, analysis)
     late = [] if straggler is None else [straggler.rank, *straggler.late_with]
     gain_ns, low_ns, high_ns = _gain(replayed, at_most_ns, analysis, late)
@@ -377,21 +377,31 @@ def _assumed(straggler: Straggler | None, per: str) -> list[str]:
 
 
 def _removal(
-    straggler: Straggler | None, window: Literal["step", "recording"]
+    straggler: Straggler | None, analysis: Analysis
 ) -> tuple[tuple[int, int, int] | None, Literal["step", "recording"]]:
     """Return what removing a straggler's excess gains, with its range over peers, in ns, and per what: a step where
     steps are known; None where no replay says it.
 
-    Where its device became slower in the recording, that is of the steps since.
+    Where its device became slower in the recording, that is of the steps since. A step that is cut short lacks what its
+    host does before the next one, so that one that is late for its host is worth its excess over the other steps.
     """
+    window = _window(analysis)
     if straggler is None or straggler.removal_ns is None:
         return None, window
     of_step = straggler.evidence.get(REMOVAL_STEP)
     if window == "step" and of_step:
-        middle, low, high = straggler.evidence.get(REMOVAL_SINCE, of_step)
+        cut, steps = (len(each) for each in (_cut_short(analysis), analysis.headline.job_steps))
+        of_steps = steps / (steps - cut) if straggler.held_by == "host" and cut < steps else 1.0
+        middle, low, high = (round(of_steps * each) for each in straggler.evidence.get(REMOVAL_SINCE, of_step))
         return (middle, low, high), "step"
     low, high = straggler.removal_low_ns or 0, straggler.removal_high_ns or 0
     return (straggler.removal_ns, low, high), "recording"
+
+
+def _cut_short(analysis: Analysis) -> set[int | None]:
+    """Return the steps of the headline that are cut short."""
+    cut = analysis.throughput.cut_short if analysis.throughput else []
+    return {each.step for each in analysis.headline.job_steps}.intersection(cut)
 
 
 def with_no_setting(each: Recommendation) -> Recommendation:

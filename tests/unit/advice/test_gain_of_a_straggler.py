@@ -238,3 +238,26 @@ def test_calls_without_a_match_that_last_longer_on_others_wait_for_the_straggler
     assert found.evidence["in_others_ns"] == pytest.approx(waited_ns, abs=1)
     assert "and 7.5 ms of a" in found.title
     assert found.loss_ns == pytest.approx(8 * 5 * MS * 3 / 4 + found.evidence.get("own_idle_ns", 0), rel=0.02)
+
+
+@pytest.mark.parametrize(("held_by", "of_steps"), [("host", 4 / 3), ("more_work", 1.0)])
+def test_a_step_that_is_cut_short_lacks_what_a_late_host_does_at_its_end(held_by: str, of_steps: float) -> None:
+    """Of four steps the last is cut: the excess of the host of a straggler was recorded three times."""
+    analysis = analyze(late_host_run(10))
+    head, whole, (held,) = analysis.headline, analysis.throughput, analysis.skew.stragglers
+    assert whole is not None
+    steps = [replace(head.job_steps[0], step=at) for at in range(4)]
+    known = replace(
+        held, held_by=held_by, removal_ns=12 * MS, removal_low_ns=8 * MS, removal_high_ns=16 * MS,
+        evidence=held.evidence | {"removal_step_ns": [3 * MS, 2 * MS, 4 * MS]},
+    )  # fmt: skip
+    given = replace(
+        analysis,
+        skew=replace(analysis.skew, stragglers=[known]),
+        headline=replace(head, window="step", steps=4, job_steps=steps),
+        throughput=replace(whole, cut_short=[3]),
+    )
+    found = late_rank(given)
+    assert found is not None
+    gains = (found.gain_low_ns, found.predicted_gain_ns, found.gain_high_ns)
+    assert gains == tuple(round(of_steps * each * MS) for each in (2, 3, 4))
