@@ -6,9 +6,9 @@ from typing import Any, Final
 import msgspec
 
 from overlapscope.analysis.compare.prediction_check import Outcome, words
-from overlapscope.analysis.result import GAIN_AT_MOST, Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
-from overlapscope.report.text.advice import REPLAY_CAPPED, published_text, shown_text
+from overlapscope.report.text.advice import REPLAY_CAPPED, published_text, replay_words, shown_text
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.text.throughput import cost_text
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
@@ -120,9 +120,8 @@ def gain_words(each: Recommendation) -> Words:
     if each.bound_from == "loss":
         return ("costs ", Time(each.gain_high_ns), f" a {each.per}")
     if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
-        bound = "at most " * bool(each.evidence.get(GAIN_AT_MOST))
-        return ("costs ", Time(each.loss_ns), f" a {each.per}; a replay without it is {bound}", Time(each.gain_high_ns),
-                " shorter")  # fmt: skip
+        before, after = replay_words(each)
+        return ("costs ", Time(each.loss_ns), f" a {each.per}; {before}", Time(each.gain_high_ns), f" {after}")
     return ("saves at most ", Time(each.gain_high_ns), f" a {each.per}")
 
 

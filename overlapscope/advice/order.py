@@ -17,7 +17,7 @@ from overlapscope.advice.losses.largest_loss import (
     slow_transfers_ns,
     straggler_of,
 )
-from overlapscope.advice.rule_input import gain_ns, per_step, recomputed_ns
+from overlapscope.advice.rule_input import counted_loss_ns, gain_ns, per_step, recomputed_ns
 from overlapscope.advice.shared_cores import comes_first
 from overlapscope.advice.steps.deciding_rank import DECIDING_NS
 from overlapscope.advice.steps.long_steps import LONG_STEPS
@@ -161,5 +161,6 @@ def _weight_ns(each: Recommendation) -> float:
     recomputed, which has no figure as memory decides, a part counts."""
     is_less = each.id in BY_OVERLAP and each.predicted_gain_ns is None and not each.evidence.get(IN_FORWARD)
     share = OF_BOUND if is_less else 1.0
-    known_ns = share * ((gain_ns(each) if each.loss_ns is None else each.loss_ns) or 0)
+    loss_ns = counted_loss_ns(each)
+    known_ns = share * ((gain_ns(each) if loss_ns is None else loss_ns) or 0)
     return max(known_ns, each.predicted_gain_ns or 0, recomputed_ns(each))

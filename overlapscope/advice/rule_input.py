@@ -26,7 +26,7 @@ from overlapscope.analysis.pauses.long_pauses import LongPauses
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summaries import summarize_ranks
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.result import Analysis, MeanStep, Recommendation, ShownBy
+from overlapscope.analysis.result import GAIN_COUNTS, Analysis, MeanStep, Recommendation, ShownBy
 from overlapscope.analysis.stragglers.host_work import host_work
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, Flags, Ints, or_none
@@ -390,6 +390,12 @@ def recommended(
 def gain_ns(each: Recommendation) -> float | None:
     """Return what a recommendation is predicted to gain, else at most; None where neither is known."""
     return each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+
+
+def counted_loss_ns(each: Recommendation) -> int | None:
+    """Return the loss that counts in the order: what a replay gains where that is far more, and how much it may matter
+    (`GAIN_COUNTS`)."""
+    return each.gain_high_ns if each.evidence.get(GAIN_COUNTS) else each.loss_ns
 
 
 def recomputed_ns(each: Recommendation) -> float:

@@ -249,6 +249,8 @@ GAIN_AT_MOST: Final = "gain_at_most"
 """In the evidence of a recommendation: whether what a replay gains is more than can be had."""
 
 
+GAIN_COUNTS: Final = "gain_counts"
+"""In the same: whether what a replay gains, which is far more than the loss, counts instead of it in the order."""
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """A change worth trying, with its predicted gain.
 
@@ -271,7 +273,8 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     per: Literal["step", "recording"] = "step"
     """What the gains, and `loss_ns`, refer to: one step, or the whole recording."""
     gpu_hours_a_day: float | None = None
-    """The gain, else its upper bound, in GPU-hours a day of the whole job; null without either, and for CPU runs."""
+    """The predicted gain, else what the cause takes (`loss_ns`, where `bound_from` says that more is known), else the
+    upper bound, in GPU-hours a day of the whole job; null without any, and for CPU runs."""
     price_a_day: float | None = None
     """That times the price of a GPU-hour; null where no price is stated."""
     bound_from: Literal["loss", "replay"] | None = None
@@ -488,7 +491,7 @@ def with_costs(analysis: Analysis) -> Analysis:
     )
     recommendations = []
     for each in analysis.recommendations:
-        saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+        saved_ns = _paid_ns(each)
         of_ns = of_a_day_ns(analysis, each.per) if whole or each.per == "step" else None
         share = None if saved_ns is None or not of_ns else saved_ns / of_ns
         hours, rate = gpu_hours_a_day(share, found.paid_devices or 0), found.price_per_gpu_hour
@@ -499,6 +502,14 @@ def with_costs(analysis: Analysis) -> Analysis:
 
 def of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
     """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
+def _paid_ns(each: Recommendation) -> int | None:
+    """Return the time of which GPU-hours are: the predicted gain, else what its cause takes, else the bound. What a
+    replay without a loss gains may be more than that, as other losses get shorter, and is no figure of the rules."""
+    if each.predicted_gain_ns is not None:
+        return each.predicted_gain_ns
+    return each.loss_ns if each.bound_from == "replay" and each.loss_ns is not None else each.gain_high_ns
+
+
     is due to the start of the recording, without steps that are cut short, and with the time by which ranks began later
     than others. None without times.
 

@@ -31,7 +31,7 @@ from overlapscope.advice.replayed_pauses import (
     shortened_ns,
     steps_after_waits,
 )
-from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, ms
+from overlapscope.advice.rule_input import MOST_RANKS, VERIFY, counted_loss_ns, ms
 from overlapscope.analysis.checks.hosts.host_pauses import WAIT_OR_NOT
 from overlapscope.analysis.common.job_identity import fewest_ranks
 from overlapscope.analysis.common.loading import loads_data
@@ -58,7 +58,7 @@ from overlapscope.analysis.graph.read_backs import read_backs
 from overlapscope.analysis.graph.scenarios import NEVER, Change
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.result import GAIN_AT_MOST, Recommendation
+from overlapscope.analysis.result import GAIN_AT_MOST, GAIN_COUNTS, Recommendation
 from overlapscope.timeline.columns import OPERATION, Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans, without_functions
@@ -264,7 +264,7 @@ def _late_host(found: Mapping[str, Recommendation]) -> Recommendation | None:
 
 def _without_smaller_largest(found: Sequence[Recommendation]) -> list[Recommendation]:
     """Return recommendations of which none calls a loss the largest that is less than what waits cost by replay."""
-    waits_ns = max((each.loss_ns or 0 for each in found if each.id == "blocking_calls"), default=0)
+    waits_ns = max((counted_loss_ns(each) or 0 for each in found if each.id == "blocking_calls"), default=0)
     largest = USUAL[0]
     return [
         replace(each, title=each.title.removeprefix(largest)) if 0 < (each.loss_ns or 0) < waits_ns else each
@@ -370,22 +370,23 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int, assumed: Sequence[s
         others = [one for one in each.assumed if AVOIDED not in one]
         return replace(each, assumed=[*others, UNCONFIRMED], evidence={**each.evidence, "replayed_gain_ns": gain})
     kept = [one for one in each.assumed if "upper bound" not in one and AVOIDED not in one]
-    title, loss_ns = each.title, each.loss_ns
+    title, far_more = each.title, False
     if each.id == "blocking_calls" and gain < FAR_LESS * (each.loss_ns or 0):
         kept.append(SLOW_STILL)
     if each.id == "blocking_calls" and gain > FAR_MORE * max(each.evidence["of_rank_with_most_ns"], each.loss_ns or 0):
         kept.append(MORE)
         title += f"; a replay in which it does not is at most {ms(gain)} a {each.per} shorter"
-        loss_ns = gain  # as it is where they are found by replay alone: it says how much they may matter
+        far_more = True
     is_bound = ONE_AHEAD in assumed and gain > (each.loss_ns or 0)
     return replace(
         each,
         title=title,
-        loss_ns=loss_ns,
         gain_low_ns=0,
         gain_high_ns=gain,
         bound_from="replay",
-        evidence={**each.evidence, "replayed_gain_ns": gain} | ({GAIN_AT_MOST: True} if is_bound else {}),
+        evidence={**each.evidence, "replayed_gain_ns": gain}
+        | ({GAIN_AT_MOST: True} if is_bound or far_more else {})
+        | ({GAIN_COUNTS: True} if far_more else {}),
         measured=[*each.measured, REPLAYED],
         assumed=[*kept, *assumed],
     )

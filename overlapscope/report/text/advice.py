@@ -13,6 +13,13 @@ MOST_BRIEF: Final = 3
 """Recommendations below an analysis."""
 MOST_LINKS: Final = 5
 MOST_LETTERS: Final = 40
+BEHIND_WAITS: Final = frozenset({"launch_bound", "host_pauses"})
+"""Losses of hosts that may be late because they had waited for their devices, ..."""
+WAITS: Final = frozenset({"blocking_calls", "blocking_launches"})
+"""... where none of these is listed."""
+REPLAY_SAYS: Final = (
+    "Hosts may be late because they had waited for devices: overlapscope advise may list that first, by replay."
+)
 LINKS: Final = {
     "host": "host:", "hand": "another thread:", "call": "inside", "alloc": "allocation by", "launch": "launched by",
     "owncall": "carried out by", "lane": "stream, after", "event": "event, after", "occupancy": "device full of",
@@ -22,6 +29,8 @@ LINKS: Final = {
 """Words for the kinds of links of a chain."""
 REPLAY_CAPPED: Final = "a replay with pauses of at most 3 ms is"
 """Of a gain in which shorter pauses of hosts stay: without these, too, it may be larger."""
+REPLAYED: Final = {"launch_bound": "in which hosts take no time, but for waits and batches,"}
+"""What a replay leaves out, where that is more than the loss."""
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str], bound: str = "") -> str:
@@ -41,7 +50,7 @@ def _one(number: int, each: Recommendation) -> str:
         low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
         lines.append(f"   {gain(each)} ({low} to {high}, 90 %){cost}, {each.confidence}")
     elif gain(each):
-        lines.append(f"   {gain(each)}{cost}, {each.confidence}")
+        lines.append(f"   {gain_with_cost(each)}, {each.confidence}")
     for name, reasons in (("measured", each.measured), ("assumed", each.assumed)):
         lines += [f"   {name + ':':11}{'; '.join(reasons)}"] if reasons else []
     for name, text in each.apply.items():
@@ -99,7 +108,16 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = MOST_BRI
         lines.append(f"{title}{apart}({saved})" if saved else title)
     left = len(recommendations) - most
     where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
-    return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
+    more = [f"{left} more"] if left > 0 else []
+    return "\n".join(["What to change:", *lines, *more, *_by_replay_alone(recommendations), where])
+
+
+def _by_replay_alone(recommendations: Sequence[Recommendation]) -> list[str]:
+    """Return that a replay may list another loss first: waits for the device that idle it only by the launches after
+    them, beside late launches that no replay was asked of."""
+    ids = {each.id for each in recommendations}
+    late = any(each.id in BEHIND_WAITS and each.bound_from == "loss" for each in recommendations)
+    return [REPLAY_SAYS] if late and not ids & WAITS else []
 
 
 def _wrapped(text: str, indent: str = "   ") -> str:
@@ -121,10 +139,8 @@ def _gain_of_bound(each: Recommendation, most: str) -> str:
     if each.bound_from == "loss":
         return f"costs {most} ms a {each.per}"
     if each.bound_from == "replay":
-        costs = each.loss_ns is not None and each.loss_ns != each.gain_high_ns
-        lost = f"costs {ms(each.loss_ns)} ms a {each.per}; " if costs else ""
-        bound = "at most " * bool(each.evidence.get(GAIN_AT_MOST))
-        return f"{lost}a replay without it is {bound}{most} ms {'' if costs else f'a {each.per} '}shorter"
+        (before, after), costs = replay_words(each), _costs(each)
+        return f"{costs}; {before}{most} ms {after}" if costs else f"{before}{most} ms a {each.per} {after}"
     return f"saves at most {most} ms a {each.per}"
 
 
@@ -132,9 +148,28 @@ def _gain_of_look(middle_ns: float, low_ns: float, high_ns: float, per: str) -> 
     middle, low, high = map(ms, (middle_ns, low_ns, high_ns))
     if middle == low != high:
         return f"saves at least {low} ms a {per}, up to {high}"
+def replay_words(each: Recommendation) -> tuple[str, str]:
+    """Return the words before and after the time by which a replay without a loss is shorter, at most: what it leaves
+    out, and why it may gain more than the loss."""
+    bound = "at most " * bool(each.evidence.get(GAIN_AT_MOST))
+    more = ", as other losses get shorter, too" * (0 < (each.loss_ns or 0) < (each.gain_high_ns or 0))
+    return f"a replay {REPLAYED.get(each.id, 'without it')} is {bound}", f"shorter{more}"
+
+
+def _costs(each: Recommendation) -> str:
+    """Return what a loss costs as text, where a replay without it gains less or more; else an empty text."""
+    if each.bound_from != "replay" or each.loss_ns is None or each.loss_ns == each.gain_high_ns:
+        return ""
+    return f"costs {ms(each.loss_ns)} ms a {each.per}"
+
+
     return f"saves about {middle} ms a {per}, between {low} and {high}"
 
 
 def gain_with_cost(each: Recommendation) -> str:
-    """Return the gain as text, with the GPU-hours of a day and their price where they are known."""
-    return ", ".join(part for part in (gain(each), cost_text(each.gpu_hours_a_day, each.price_a_day)) if part)
+    """Return the gain as text, with the GPU-hours of a day and their price where they are known: of what the loss costs
+    where that is said."""
+    words, hours, costs = gain(each), cost_text(each.gpu_hours_a_day, each.price_a_day), _costs(each)
+    if costs and hours and words.startswith(costs):
+        return f"{costs}, {hours}{words.removeprefix(costs)}"
+    return ", ".join(part for part in (words, hours) if part)

@@ -249,6 +249,14 @@ def recommending(gain_ns: int | None, bound_ns: int | None) -> Recommendation:
     )  # fmt: skip
 
 
+def test_a_loss_has_the_same_hours_with_and_without_a_replay() -> None:
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, STEPS, device=True)}))
+    by_rule = replace(recommending(None, 6 * MS), loss_ns=6 * MS, bound_from="loss")
+    replayed = replace(by_rule, gain_high_ns=20 * MS, bound_from="replay")
+    costed = with_costs(replace(analysis, recommendations=[by_rule, replayed])).recommendations
+    assert costed[0].gpu_hours_a_day == costed[1].gpu_hours_a_day == pytest.approx(18 / 41 * 64 * 24)
+
+
 def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
     """By hand: steps of 12, 11 and 18 ms, so 41 / 3 ms in the mean, as one is long; on 64 GPUs."""
     analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, STEPS, device=True)}))
