@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.answers import Chain
-from overlapscope.analysis.graph.chains import PlacedLink, lane_of_node, placed_chain
-from overlapscope.analysis.graph.explained import RunChains
+from overlapscope.analysis.graph.chains import PlacedLink, lane_of_node
+from overlapscope.analysis.graph.explained import WORKING, RunChains
 from overlapscope.analysis.graph.gains import whole_slack
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.errors import UsageError
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.perfetto.tracks import lane_name
-from overlapscope.report.text.chain import Stretch, gain_words, heading, slack_words, stretches
+from overlapscope.report.text.chain import Stretch, gain_words, heading, more_links, slack_words, stretches
 from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.parts.chain_picture import ChainArrow, ChainBox, ChainPicture
@@ -29,8 +29,6 @@ from overlapscope_dashboards.timeline.source import TimelineSource, source_of
 MOST_LINKS: Final = 60
 MOST_RANKS: Final = 4
 """Ranks of a chain whose streams are shown with it, those nearest to the moment first."""
-WORKING: Final = ("computing", "copying")
-"""What a rank does at a moment that lies in work, of `Chain.doing`."""
 _ASKED: Final = re.compile(r"([0-9]{1,9})([@:])([0-9]{1,18})")
 _TITLES: Final = {
     "idle": "Why is rank {rank} idle here?",
@@ -135,10 +133,8 @@ def _shown(
     graph = chains.graph(found.rank, int(spans.recording[found.explains.span]))
     begin_ns, end_ns = chains.interval(found, of_span=of_span)
     rows = stretches(found.chain)
-    placed = placed_chain(
-        graph, run.ranks, found.rank, found.explains.span, most=MOST_LINKS, explains_since_ns=begin_ns + found.origin_ns
-    )[: len(found.chain)]
-    gains = chains.gains(found, [row.links for row in rows])
+    placed = chains.placed(found, of_span=of_span, explains_since_ns=begin_ns + found.origin_ns)
+    gains = chains.gains(found, [row.links for row in rows], of_span=of_span)
     steps = [
         _step(run, graph, found, row, links, places, begin_ns, gain_ns)
         for (row, links, places), gain_ns in zip(_by_row(graph, found, rows, placed), gains, strict=True)
@@ -230,9 +226,7 @@ def _most_of_it(rows: Sequence[Stretch], steps: Sequence[ChainStep], begin_ns: i
 def _ending(found: Chain) -> str:
     if found.reason:
         return f"The rest is not known: {found.reason}."
-    if not found.chain:
-        return "Nothing before it was recorded."
-    return f"Earlier links: add --links {2 * MOST_LINKS} to the command." if found.is_cut else ""
+    return f"Earlier links: add --links {more_links(found)} to the command." if found.is_cut else ""
 
 
 # --- as a small picture -----------------------------------------------------------------------------------------------

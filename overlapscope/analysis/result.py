@@ -223,6 +223,8 @@ class ShownBy(msgspec.Struct, kw_only=True, frozen=True):
     """The call in which the host was, or that had emptied the device."""
     op: str | None = None
     """The operation that made this call."""
+    after_call: bool = False
+    """Whether it lies after this call, which had emptied the device, and not in it."""
     chain: list[Link] = []
     """What the span after it waited for, the latest first."""
 

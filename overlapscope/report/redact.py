@@ -54,7 +54,7 @@ PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
         "device": "device nic bus cards interfaces a b pairs peers links{}",
         "setting": "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",
         "message": "text first stuck_because",
-        "call": "called calls{} last_entered ShownBy.call ShownBy.op Link.what",
+        "call": "called calls{} last_entered ShownBy.call ShownBy.op Link.what Link.in_call",
     }.items()
     for field in fields.split()
 }
@@ -177,7 +177,7 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
         " ExplainedSpan.kind",
         rf"(?:GPU|NIC) ?\d{{1,2}}|{_MODEL}|network|cpu": "a b pairs peers device links{}",
         _RUNTIME: "ShownBy.call calls{}",
-        rf"{_KERNEL}|{_RUNTIME}": "ShownBy.op Link.what",
+        rf"{_KERNEL}|{_RUNTIME}": "ShownBy.op Link.what Link.in_call",
         "|".join(column for table in FACT_TABLES.values() for column in column_kinds(table)): "rows{}",
         _KEY: "fingerprint{} identity{} key keys unknown_keys floor_differs",
         _VALUE: "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",

@@ -151,15 +151,22 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of the edge (`EDGE_KINDS`); `host` stands for all of a thread's calls and the time between them."""
     known: str
     what: str | None
-    """Name of the span, or of the last call of the host; of what a CPU computed, the operation that took most of it."""
+    """Name of the span, or of the last call of the host; of what a CPU computed, the operation that took most of it; of
+    a launch whose call has no name, the span that was launched."""
     start_ns: int
     end_ns: int
     calls: int = 0
     """Number of calls that a `host` link stands for."""
     longest_ns: int = 0
-    """Of the times in and between the calls of a `host` link the longest ..."""
+    """Of the times in and between the calls of a `host` link the longest, of a loss that which lay longest in it ..."""
+    longest_start_ns: int = 0
+    """... when it began ..."""
     before: str | None = None
-    """... and the operation or call that it led to."""
+    """... and the operation or call that it led to ..."""
+    in_call: str | None = None
+    """... or, where it lay inside of a call, the name of that call, which `before` may name by its operation ..."""
+    pause_during: str | None = None
+    """... and, where `during` does not say that, the range in which it lay."""
     during: str | None = None
     """Of a `host` link that lay mostly in one range of the user or a framework, such as data loading or garbage
     collection: its name."""
@@ -296,6 +303,8 @@ def _no_graph(run: Run, ranks: Sequence[int], cross_rank: CrossRank) -> str | No
     if without:
         damaged = any(each.host_is_lost for each in without)
         return NO_CAUSES["unreadable_host_events" if damaged else "no_host_events"]
+    if any(each.ends_early for each in timelines):
+        return NO_CAUSES["cut_file"]
     if len(ranks) > 1 and (cross_rank.clock_set or not cross_rank.clocks.comparable(ranks)):
         return "the clocks of the ranks cannot be aligned"
     return None

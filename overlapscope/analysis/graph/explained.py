@@ -27,9 +27,18 @@ from overlapscope.analysis.graph.answers import (
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, placed_chain, span_of_moment
+from overlapscope.analysis.graph.chains import (
+    BEGIN,
+    MOST_LINKS,
+    MOST_READ,
+    PlacedLink,
+    links_back,
+    placed_chain,
+    row_of_link,
+    span_of_moment,
+)
 from overlapscope.analysis.graph.gains import shortening_gains, whole_slack
-from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
+from overlapscope.analysis.graph.model import OWN_NS, Graph, RankPart, once_a_graph
 from overlapscope.analysis.graph.named_operations import with_operations
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.display import list_some
@@ -43,15 +52,21 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_OF_RANK: Final = 5
+WORKING: Final = ("computing", "copying")
+"""What a rank does at a moment that lies in work, of `Chain.doing`."""
 
 
 def chain_at(run: Run, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> Chain:
-    """Explain a moment, in nanoseconds after the first span of the run. Raises UsageError outside the recording."""
+    """Explain a moment, in nanoseconds after the first span of the run. Raises UsageError outside the recording.
+
+    `most` is the largest number of rows (`row_of_link`).
+    """
     return RunChains(run).at(rank, after_ns, most=most)
 
 
 def chain_before(run: Run, rank: int, row: int, *, most: int = MOST_LINKS) -> Chain:
-    """Explain when a span (row in the table of its rank) began. Raises UsageError where there is no such span."""
+    """Explain when a span (row in the table of its rank) began, as `chain_at`. Raises UsageError where there is no such
+    span."""
     return RunChains(run).before(rank, row, most=most)
 
 
@@ -85,7 +100,7 @@ class RunChains:
             graph = self.graph(rank, recording)
             row = span_of_moment(graph, rank, moment) if _within(graph, rank, moment) else None
             if row is not None:
-                found = self._tested(graph, rank, row, moment, most)
+                found = self._tested(graph, rank, row, moment, most, of_span=False)
                 own_ns = 2 * moment - int(self._cross_rank.clocks.aligned_ns(rank, np.array([moment]))[0])
                 return msgspec.structs.replace(found, python=_python_stack(known, row, own_ns))
         ends = np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
@@ -115,7 +130,7 @@ class RunChains:
             raise UsageError(f"rank {rank} has the spans 0 to {known.num_spans - 1}, not {row}")
         graph = self.graph(rank, int(known.spans.recording[row]))
         moment = int(self._cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
-        found = self._tested(graph, rank, row, moment, most)
+        found = self._tested(graph, rank, row, moment, most, of_span=True)
         return msgspec.structs.replace(found, python=_python_stack(known, row))
 
     def interval(self, found: Chain, *, of_span: bool) -> tuple[int, int]:
@@ -130,17 +145,27 @@ class RunChains:
         )
         return begin_ns - found.origin_ns, end_ns - found.origin_ns
 
-    def gains(self, found: Chain, links: Sequence[int]) -> list[int | None]:
+    def placed(self, found: Chain, *, of_span: bool, explains_since_ns: int = BEGIN) -> tuple[PlacedLink, ...]:
+        """Return the links of a chain with their nodes, as `placed_chain`."""
+        row = found.explains.span
+        graph = self.graph(found.rank, int(self._run.ranks[found.rank].spans.recording[row]))
+        since_ns = _since_ns(graph, found.rank, row, found.moment_ns + found.origin_ns, of_span=of_span)
+        return placed_chain(
+            graph, self._run.ranks, found.rank, row, most=len(found.chain), since_ns=since_ns,
+            explains_since_ns=explains_since_ns,
+        )  # fmt: skip
+
+    def gains(self, found: Chain, links: Sequence[int], *, of_span: bool) -> list[int | None]:
         """Return for each step of a chain how much earlier the recording would have ended without it, in ns.
 
         `links` are the numbers of links of the steps, the latest first. None where the graph may not say, and for ranks
         on CPUs: their threads slow each other, which no graph holds.
         """
         graph = self.graph(found.rank, int(self._run.ranks[found.rank].spans.recording[found.explains.span]))
-        if found.reason is not None or _failed(graph) or not all(part.on_device for part in graph.ranks):
+        on_devices = all(part.on_device for part in graph.ranks)
+        if self._refused(graph, found.rank) is not None or _failed(graph) or not on_devices:
             return [None] * len(links)
-        placed = placed_chain(graph, self._run.ranks, found.rank, found.explains.span, most=len(found.chain))
-        rest = iter(placed)
+        rest = iter(self.placed(found, of_span=of_span))
         steps = [[each.edges for each in islice(rest, number)] for number in links]
         return shortening_gains(graph, [np.concatenate([*each, np.empty(0, np.int64)]) for each in steps])
 
@@ -190,19 +215,26 @@ class RunChains:
             return ranks, None
         return [rank], reason or f"no matched collective connects rank {rank} with the others"
 
-    def _tested(self, graph: Graph, rank: int, row: int, moment: int, most: int) -> Chain:
-        """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
+    def _refused(self, graph: Graph, rank: int) -> str | None:
+        """Return why a graph cannot hold all that a rank waited for: what it lacks, or the tests that it fails."""
         _, reason = self._ranks(rank)
-        failed = failed_tests(graph)
-        if reason not in [NO_CAUSES[each] for each in WITHOUT_HOST]:
-            reason = " and ".join(REFUSED[each] for each in failed) or reason
-        chain = explained(self._run.ranks, graph, rank, row, moment, self.origin_ns, most)
+        if reason in [NO_CAUSES[each] for each in WITHOUT_HOST]:
+            return reason
+        return " and ".join(REFUSED[each] for each in failed_tests(graph)) or reason
+
+    def _tested(self, graph: Graph, rank: int, row: int, moment: int, most: int, *, of_span: bool) -> Chain:
+        """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
+        reason, failed = self._refused(graph, rank), failed_tests(graph)
+        since_ns = _since_ns(graph, rank, row, moment, of_span=of_span)
+        chain = explained(
+            self._run.ranks, graph, rank, row, moment, self.origin_ns, most, since_ns, max(most, MOST_READ)
+        )
         chain = with_operations(chain, graph, self._run.ranks)
         chain = with_late_ends(chain, self._run.ranks, self._late_ns)
         if reason is None:
             return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
         kept = _known_part(chain.chain, failed)
-        is_cut = chain.is_cut and len(kept) == most
+        is_cut = chain.is_cut and len(kept) == len(chain.chain)
         ranks, origin_ns = self._run.ranks, self.origin_ns
         known = [piece for each in kept for piece in _divided(each, graph, ranks, origin_ns)]
         return msgspec.structs.replace(chain, chain=known, is_cut=is_cut, reason=reason)
@@ -305,20 +337,30 @@ def _interval(graph: Graph, rank: int, row: int, moment_ns: int, *, of_span: boo
     return min(begin, until), until
 
 
+def _since_ns(graph: Graph, rank: int, row: int, moment_ns: int, *, of_span: bool) -> int:
+    """Return when the time began, on the graph's clock, in which a rank neither computed nor copied around a moment; of
+    a span, and while it did, when the stream of the span was last busy."""
+    if of_span or _doing(graph, rank, moment_ns) in WORKING:
+        return _interval(graph, rank, row, moment_ns, of_span=True)[0]
+    part = next(each for each in graph.ranks if each.rank == rank)
+    ends = graph.nodes.time_ns[part.ends()][part.span_kind != COMM]
+    return int(ends[ends <= moment_ns].max(initial=BEGIN))
+
+
 def explained(
     ranks: Mapping[int, RankTimeline], graph: Graph, rank: int, row: int, moment: int, origin_ns: int,
-    most: int = MOST_LINKS, since_ns: int = BEGIN,
+    most: int = MOST_LINKS, since_ns: int = BEGIN, most_links: int = MOST_LINKS,
 ) -> Chain:  # fmt: skip
     """Return what a span (row in the table of its rank) waited for, asked at a moment on the graph's clock.
 
-    `since_ns` as for `chain_of_span`.
+    The chain has at most so many rows (`row_of_link`) and links. `since_ns` as for `chain_of_span`.
     """
-    links = chain_of_span(graph, ranks, rank, row, most=most + 1, since_ns=since_ns)
-    is_cut, links = len(links) > most, links[:most]
+    links, is_cut = _first_rows(links_back(graph, ranks, rank, row, since_ns), most, most_links)
     timeline = ranks[rank]
     spans = timeline.spans
     part = next(each for each in graph.ranks if each.rank == rank)
     at = int(np.flatnonzero(part.span_row == row)[0])
+    start_ns = int(graph.nodes.time_ns[part.starts()][at])
     return Chain(
         rank=rank,
         origin_ns=origin_ns,
@@ -329,16 +371,46 @@ def explained(
             kind=SPAN_KINDS[spans.kind[row]],
             name=timeline.name(int(spans.name[row])),
             op=timeline.name(int(spans.host_op[row])),
-            start_ns=int(graph.nodes.time_ns[part.starts()][at]) - origin_ns,
+            start_ns=start_ns - origin_ns,
             end_ns=int(graph.nodes.time_ns[part.ends()][at]) - origin_ns,
         ),
-        chain=[
-            msgspec.structs.replace(each, start_ns=each.start_ns - origin_ns, end_ns=each.end_ns - origin_ns)
-            for each in links
-        ],
+        chain=[_after(origin_ns, each) for each in links],
         is_cut=is_cut,
         ranks=[each.rank for each in graph.ranks],
+        reason=None if is_cut else _why_it_begins(links, graph, rank, start_ns, since_ns),
     )
+
+
+def _after(origin_ns: int, link: Link) -> Link:
+    """Return a link whose times are after a moment."""
+    return msgspec.structs.replace(
+        link, start_ns=link.start_ns - origin_ns, end_ns=link.end_ns - origin_ns,
+        longest_start_ns=link.longest_start_ns - origin_ns if link.longest_ns else 0,
+    )  # fmt: skip
+
+
+def _first_rows(links: Iterator[PlacedLink], most: int, most_links: int) -> tuple[list[Link], bool]:
+    """Return the links of the first rows, and whether more follow."""
+    found: list[Link] = []
+    key, rows = row_of_link(), set[tuple[int, int]]()
+    for each in links:
+        rows.add(key(each.link))
+        if len(rows) > most or len(found) == most_links:
+            return found, True
+        found.append(each.link)
+    return found, False
+
+
+def _why_it_begins(links: Sequence[Link], graph: Graph, rank: int, explained_ns: int, since_ns: int) -> str:
+    """Return why a chain has no earlier links; with the part of the loss, since `since_ns`, that they would explain."""
+    first_ns, on = (links[-1].start_ns, links[-1].rank) if links else (explained_ns, rank)
+    part = next((each for each in graph.ranks if each.rank == on), None)
+    nodes = slice(0) if part is None else slice(part.first, part.first + part.nodes)
+    why = f"no earlier call or work of rank {on} was recorded"
+    if (graph.nodes.time_ns[nodes] < first_ns).any():
+        why = "what came before was not recorded"
+    left_ns = first_ns - since_ns if since_ns != BEGIN else 0
+    return f"{why}, so {left_ns / 1e6:.3f} ms of this time are not explained" if left_ns > OWN_NS else why
 
 
 def with_late_ends(chain: Chain, ranks: Mapping[int, RankTimeline], late_ns: Mapping[int, Ints]) -> Chain:
@@ -457,7 +529,9 @@ def longest_loss(
     for start, end, rank, row in sorted(lost, key=lambda each: (each[0] - each[1], each[0]))[:MOST_ASKED]:
         chain = explained(ranks, graph, rank, row, start, origin_ns, since_ns=start)
         if chain.is_cut and chain.chain[-1].start_ns > start - origin_ns:
-            longer = explained(ranks, graph, rank, row, start, origin_ns, most=LINKS_OF_LOSS, since_ns=start)
+            longer = explained(
+                ranks, graph, rank, row, start, origin_ns, LINKS_OF_LOSS, since_ns=start, most_links=LINKS_OF_LOSS
+            )
             chain = _back_to(longer, start - origin_ns)
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
         first = first or loss
@@ -473,7 +547,9 @@ def longest_loss(
 def _back_to(chain: Chain, start_ns: int) -> Chain:
     """Return a chain cut behind the link that reaches back to `start_ns`; as it is where none does."""
     kept = next((at + 1 for at, each in enumerate(chain.chain) if each.start_ns <= start_ns), len(chain.chain))
-    return msgspec.structs.replace(chain, chain=chain.chain[:kept], is_cut=chain.is_cut or kept < len(chain.chain))
+    if kept == len(chain.chain):
+        return chain
+    return msgspec.structs.replace(chain, chain=chain.chain[:kept], is_cut=True, reason=None)
 
 
 def _lost(graph: Graph, part: RankPart, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, int, int]]:

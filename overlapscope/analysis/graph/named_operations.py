@@ -49,11 +49,13 @@ def _inside_operation(
     """Return a link, with `in_op` where its longest pause led to its operation, which had begun before half of it."""
     part = parts.get(link.rank)
     paused = link.kind == "host" and link.longest_ns >= SILENCE_NS and link.op is not None and link.before == link.op
+    paused &= link.in_call is None
     if not paused or part is None or not part.on_device:
         return link
     timeline = ranks[link.rank]
     shift = _shift(chain.origin_ns, graph, part, timeline)
-    begin_ns, end_ns = link.end_ns - link.longest_ns + shift, link.end_ns + shift
+    begin_ns = link.longest_start_ns + shift
+    end_ns = begin_ns + link.longest_ns
     named = np.array([name == link.op for name in timeline.names], np.bool_)
     try:
         around = select_host_spans(timeline.host, (OPERATION,), named, [((begin_ns + end_ns) // 2, end_ns)])

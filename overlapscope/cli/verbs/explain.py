@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RANK:SPAN",
         help="explain the begin of a span; SPAN is its row in the table of the rank's spans",
     )
-    parser.add_argument("--links", type=int, default=60, metavar="N", help="at most so many links (default 60)")
+    parser.add_argument(
+        "--links", type=int, default=60, metavar="N",
+        help="at most so many links; work that follows on one stream is one (default 60)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_reading(parser)
 
@@ -148,7 +151,8 @@ def _explain(args: argparse.Namespace) -> int:
     if args.json:
         print(escaped(as_json.render(found)), end="")
         return 0
-    gains = chains.gains(found, [each.links for each in chain.stretches(found.chain)])
+    rows = [each.links for each in chain.stretches(found.chain)]
+    gains = chains.gains(found, rows, of_span=option == "--span")
     print(printable(chain.render(found, gains)), end="")
     return 0
 

@@ -1,11 +1,11 @@
 """Render what a moment of a run waited for, link by link, the latest first."""
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import count as count_from
+from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from overlapscope.analysis.graph.answers import Chain, Link, Moment
+from overlapscope.analysis.graph.chains import MOST_READ, PAUSE_NS, row_of_link
 from overlapscope.analysis.graph.model import KNOWN, ORDER
 from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, short
 
@@ -17,11 +17,8 @@ LONGEST_FRAME: Final = 110
 WORTH: Final = (
     "gone saves: how much earlier the recording would have ended without the step, at most; steps are not added up."
 )
-_ON_STREAM: Final = ("lane", "compute", "copy")
 REPEATED: Final = 3
 """Equal rows that share one. A choice: two are read as fast."""
-PAUSE_NS: Final = 200_000
-"""Between two pieces of work, a thread that did nothing for so long is a row of its own."""
 _WORDS: Final = {
     "launch": "launched by {what}",
     "owncall": "carried out by its own call {what}",
@@ -40,6 +37,8 @@ _WORDS: Final = {
 WORTH_A_WORD: Final = 0.1
 """Least share of a transfer that came after its end on another rank, for that to be said."""
 _UNNAMED: Final = {"launch": "launched", "host": "what its thread did before"}
+_LAUNCHES: Final = "Launch"
+"""In the names of calls that launch kernels."""
 _GAPS: Final = {
     "begins": "nothing before it was recorded",
     "not_launched": "its launch was not recorded",
@@ -55,16 +54,20 @@ def render(found: Chain, gains_ns: Sequence[int | None] = ()) -> str:
     if found.chain:
         lines += ["", *chain_lines(found.chain, gains_ns)]
         lines += [WORTH] if any(each is not None for each in gains_ns) else []
-    elif not found.reason:
-        lines.append("Nothing before it was recorded.")
     lines += python_lines(found.python)
     if found.slack_ns is not None:
         lines.append(slack_words(found))
     if found.is_cut:
-        lines.append(f"Earlier links: --links {2 * len(found.chain)}")
+        lines.append(f"Earlier links: --links {more_links(found)}")
     if found.reason:
         lines.append(f"The rest is not known: {found.reason}.")
     return "\n".join(lines) + "\n"
+
+
+def more_links(found: Chain) -> int:
+    """Return the number of links to ask for, to see what is before those of a chain."""
+    links = len(found.chain)
+    return 2 * (links if links >= MOST_READ else len(stretches(found.chain)))
 
 
 def python_lines(stack: Sequence[str]) -> list[str]:
@@ -198,7 +201,7 @@ def stretches(chain: Sequence[Link], *, brief: bool = False, step: int | None = 
     """Return the rows of a chain, the latest first; `brief` names no kernels. Where a host was mostly in another step
     than `step`, that is said."""
     found = []
-    for _, group in groupby(chain, key=_stretch()):
+    for _, group in groupby(chain, key=row_of_link()):
         links = list(group)
         known = links[0].known if len(links) == 1 else KNOWN[ORDER]
         words = _words(links, brief=brief)
@@ -206,25 +209,6 @@ def stretches(chain: Sequence[Link], *, brief: bool = False, step: int | None = 
             words = words.replace("host: ", f"host, mostly in step {links[0].step}: ", 1)
         found.append(Stretch(links[-1].start_ns, links[0].end_ns, links[0].rank, known, words, len(links)))
     return found
-
-
-def _stretch() -> Callable[[Link], tuple[int, int]]:
-    """Return a key that is the same for links of one rank that follow each other on its stream, new for others."""
-    number = count_from(0)
-    last = -1, -1
-
-    def key(each: Link) -> tuple[int, int]:
-        nonlocal last
-        between_work = each.kind == "host" and each.span is not None and each.end_ns - each.start_ns < PAUSE_NS
-        follows = each.kind in _ON_STREAM or between_work
-        if not follows or each.unexplained_ns:
-            next(number)
-            last = -1, next(number)
-        elif last[0] != each.rank:
-            last = each.rank, next(number)
-        return last
-
-    return key
 
 
 def _words(links: Sequence[Link], *, brief: bool) -> str:
@@ -245,28 +229,49 @@ def link_words(each: Link, *, brief: bool = False) -> str:
     words = _WORDS.get(each.kind, each.kind + " {what}").format(what=_named(each.what, each.op, brief=brief))
     if each.what is None and each.kind in _UNNAMED:  # a CPU run records no calls
         words = _UNNAMED[each.kind]
+    elif each.kind == "launch" and each.span is not None:
+        words = f"launch of {_named(each.what, each.op, brief=brief)}"
     elif each.kind == "host":
-        last = _named(each.what, each.op, brief=brief)
-        words = f"host: {last}"
-        if each.span is not None and each.calls <= 1:
-            words = "no recorded work of the thread: it waited, slept, or ran Python"
-        elif each.calls > 1:
-            calls = f"{each.calls} calls"
-            if 2 * each.inside_ns > each.end_ns - each.start_ns:
-                names = " and ".join(short(name, LONGEST_NAME) for name in each.inside)
-                calls = f"{count(each.inside_calls, 'call')} of {names}, {ms(each.inside_ns)} ms,"
-            pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
-            words = f"host: {calls} until {last}, longest pause {pause}"
-        elif each.longest_ns >= PAUSE_NS:
-            words = f"host: in {last}, before its launch" if each.in_op else f"host: until {last}"
-        if each.during:
-            until = f"in {last}, before its launch" if each.in_op else f"before {last}"
-            words = f"host: in {_named(each.during, None, brief=brief)}, {until}"
-    if each.late_end_ns >= max(WORTH_A_WORD * (each.end_ns - each.start_ns), 1):
-        words += f", {ms(each.late_end_ns)} ms of it after the call had ended on another rank"
+        words = f"host: {_host_words(each, brief=brief)}"
+    lasted_ns = each.end_ns - each.start_ns
+    if each.late_end_ns >= max(WORTH_A_WORD * lasted_ns, 1):
+        late = "all" if each.late_end_ns >= lasted_ns else f"{ms(each.late_end_ns)} ms"
+        words += f", {late} of it after the call had ended on another rank"
     if not each.unexplained_ns:
         return words
     return f"{words}; {ms(each.unexplained_ns)} ms not explained: {_GAPS.get(each.gap, 'no rule names why')}"
+
+
+def _host_words(each: Link, *, brief: bool) -> str:
+    """Return what a host did in the time of a link."""
+    last = _named(each.what, each.op, brief=brief)
+    inside = _call_words(each) if each.in_call else f"in {last}, before its launch" if each.in_op else ""
+    if each.during:
+        return f"in {_named(each.during, None, brief=brief)}, {inside or f'before {last}'}"
+    if each.span is not None and each.calls <= 1:
+        return "no recorded work of the thread: it waited, slept, or ran Python"
+    if each.calls > 1:
+        calls = f"{each.calls} calls"
+        if 2 * each.inside_ns > each.end_ns - each.start_ns:
+            names = " and ".join(short(name, LONGEST_NAME) for name in each.inside)
+            calls = f"{count(each.inside_calls, 'call')} of {names}, {ms(each.inside_ns)} ms,"
+        return f"{calls} until {last}, longest pause {ms(each.longest_ns)} ms {pause_words(each)}"
+    if each.longest_ns < PAUSE_NS:
+        return last
+    return inside or f"until {last}"
+
+
+def pause_words(each: Link) -> str:
+    """Return where the longest pause of a host lay."""
+    where = _call_words(each) if each.in_call else f"before {short(each.before or 'a call', LONGEST_NAME)}"
+    return f"in {short(each.pause_during, LONGEST_NAME)}, {where}" if each.pause_during else where
+
+
+def _call_words(each: Link) -> str:
+    """Return the call inside of which the longest pause of a host lay, with its operation."""
+    call = each.in_call or ""
+    of = f" of {short(each.before, LONGEST_NAME)}" if each.before and each.before != call else ""
+    return f"in the {'launch ' if _LAUNCHES in call else ''}call {short(call, LONGEST_NAME)}{of}"
 
 
 def _named(name: str | None, op: str | None, *, brief: bool = False) -> str:

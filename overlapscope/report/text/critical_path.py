@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, LongestLoss, PathOperation, StepPath
+from overlapscope.analysis.graph.answers import CriticalPath, LateBefore, Link, LongestLoss, PathOperation, StepPath
 from overlapscope.analysis.job_step.headline import FewSteps
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, aligned, count, ms, percent, short
@@ -126,8 +126,8 @@ def _of_own_chains(path: StepPath) -> list[str]:
         return []
     latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
     said = (
-        f"The host of rank {path.rank} waits for nothing, so its calls are the path by construction. If no rank "
-        f"waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
+        f"The host of rank {path.rank} waits for next to nothing, so its calls are the path by construction. If no "
+        f"rank waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
         f"{path.rank}, after {ms(others[latest])} ms on rank {latest}, first after {ms(others[first])} ms on rank "
         f"{first}."
     )
@@ -184,13 +184,11 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
     more = f"{EXPLAIN} RUN --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
     without = f"{ms(lost_ns)} ms without compute or copies on rank {loss.rank}"
     lines = [f"Longest loss of {of}: {without}; in that time it waited for:"]
+    links = [_within(link, loss) for link in loss.chain.chain if link.end_ns > loss.start_ns]
     inside = [
-        (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
-        for each in stretches(
-            [replace(link, start_ns=max(link.start_ns, loss.start_ns)) for link in loss.chain.chain
-             if link.end_ns > loss.start_ns], brief=True, step=loss.step
-        )
-    ]  # fmt: skip
+        (each.end_ns - each.start_ns, each.rank, each.known, each.words)
+        for each in stretches(links, brief=True, step=loss.step)
+    ]
     folds = [[inside[at] for at in fold] for fold in folded([each[1:] for each in inside])]
     rows = [
         (sum(each[0] for each in fold), *fold[0][1:3], times_words(fold[0][3], [each[0] for each in fold]))
@@ -215,6 +213,17 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
     if loss.late is not None and loss.late.later_ns >= WORTH_LATE * lost_ns:
         lines.append(f"  {_late_words(loss.late, loss.rank)}")
     return "\n".join(lines)
+
+
+def _within(link: Link, loss: LongestLoss) -> Link:
+    """Return the part of a link that lies in a loss."""
+    start_ns, end_ns = max(link.start_ns, loss.start_ns), min(link.end_ns, loss.end_ns)
+    late_ns = end_ns - max(link.end_ns - link.late_end_ns, start_ns)
+    paused_ns = min(link.longest_start_ns + link.longest_ns, end_ns) - max(link.longest_start_ns, start_ns)
+    return replace(
+        link, start_ns=start_ns, end_ns=end_ns, late_end_ns=max(late_ns, 0), longest_ns=max(paused_ns, 0),
+        unexplained_ns=min(link.unexplained_ns, max(end_ns - start_ns, 0)),
+    )  # fmt: skip
 
 
 def _late_words(late: LateBefore, waiting: int) -> str:

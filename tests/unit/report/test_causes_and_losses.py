@@ -180,6 +180,15 @@ def test_a_link_counts_with_its_part_of_the_loss() -> None:
     assert links[1].start_ns == 40 * MS, "the chain itself is as it was"
 
 
+@pytest.mark.parametrize(("late_ms", "words"), [(80, ", all of it after"), (30, ", 30.000 ms of it after"), (0, "")])
+def test_of_a_late_end_the_part_in_the_loss_is_told(late_ms: int, words: str) -> None:
+    """The transfer began 60 ms before the loss, and ends 40 ms after its begin."""
+    transfer = replace(work(40, 140, "all_reduce", kind="transfer"), late_end_ns=late_ms * MS)
+    text = longest_loss_text(loss_of([work(140, 200, "aten::mm"), transfer]))
+    late = f"{words} the call had ended on another rank" if words else ""
+    assert f"  40.000  ms  rank 0  transfer of all_reduce{late} (order)" in text.splitlines()
+
+
 def transfers(*lasted_ms: int, other: str | None = None) -> list[Link]:
     """Return calls that follow each other up to 200 ms, the latest first; between two of them a gap of a stream."""
     found, end = [], 200
@@ -298,13 +307,15 @@ def test_of_several_pieces_the_longest_is_named_if_it_has_a_name(longest: Link, 
 def test_what_a_thread_did_before_is_said_where_no_call_of_it_was_recorded() -> None:
     assert link_words(work(0, 50, None, kind="host")) == "what its thread did before"
     assert link_words(work(0, 50, None, kind="launch")) == "launched"
+    assert link_words(work(0, 50, "gloo:all_reduce", kind="launch")) == "launch of gloo:all_reduce"
     assert link_words(work(0, 50, "gemm")) == "compute gemm"
 
 
 def host(*, calls: int = 24, inside_ns: int = 0, step: int | None = None, during: str | None = None) -> Link:
     return Link(
         rank=0, kind="host", known="order", what="cudaLaunchKernel", op="aten::embedding", start_ns=100 * MS,
-        end_ns=200 * MS, span=None, calls=calls, longest_ns=9 * MS, before="cudaMalloc", during=during,
+        end_ns=200 * MS, span=None, calls=calls, longest_ns=9 * MS, longest_start_ns=150 * MS, before="cudaMalloc",
+        during=during,
         inside=["cudaFree", "cudaMalloc"], inside_calls=22, inside_ns=inside_ns, step=step,
     )  # fmt: skip
 
@@ -316,6 +327,15 @@ def test_calls_in_which_a_host_mostly_was_are_named_with_their_number_and_time()
     assert link_words(host(inside_ns=51 * MS)) == mostly
     half = f"host: 24 calls until {until}, {pause}"
     assert link_words(host(inside_ns=50 * MS)) == half
+
+
+def test_a_pause_is_told_by_the_call_in_which_it_lay_and_by_its_range() -> None:
+    one = replace(host(calls=1), before="aten::add", in_call="cuLaunchKernel")
+    assert link_words(one) == "host: in the launch call cuLaunchKernel of aten::add"
+    assert link_words(replace(one, in_call="cudaFree", before="cudaFree")) == "host: in the call cudaFree"
+    assert link_words(replace(one, during="load")) == "host: in load, in the launch call cuLaunchKernel of aten::add"
+    many = replace(host(), pause_during="load")
+    assert link_words(many).endswith("longest pause 9.000 ms in load, before cudaMalloc")
 
 
 def test_a_loss_says_that_the_host_was_in_another_step() -> None:

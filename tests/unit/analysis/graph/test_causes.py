@@ -321,8 +321,8 @@ def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int
 
 @pytest.mark.parametrize("works", [(1_000,), (400, 200, 200, 200)], ids=["one pause", "the first is the longest"])
 def test_the_step_in_whose_mark_most_of_a_hosts_time_lies_is_known(works: tuple[int, ...]) -> None:
-    rest = [each for us in works for each in (Work(us * US), Launch(0, 10 * US))]
-    simulated = simulate({0: [Launch(0, 10 * US), *rest]})
+    rest = [each for us in works for each in (Launch(0, 10 * US), Work(us * US))]
+    simulated = simulate({0: [*rest, Launch(1, 10 * US)]})
     timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
 
     def step_of(begin_us: int, end_us: int) -> int | None:
@@ -339,7 +339,7 @@ def test_the_step_in_whose_mark_most_of_a_hosts_time_lies_is_known(works: tuple[
 def test_calls_in_which_a_host_mostly_was_are_known(works_us: int, inside: tuple[list[str], int, int]) -> None:
     """Two calls take 300 us each."""
     slow = Launch(0, US, takes_ns=300 * US)
-    simulated = simulate({0: [slow, slow, Work(works_us * US), Launch(0, 10 * US)]})
+    simulated = simulate({0: [slow, slow, Work(works_us * US), Launch(1, 10 * US)]})
     row = int(np.argmax(simulated.rank.spans.start_ns))
     host = next(each for each in chain_before(simulated.run, 0, row).chain if each.kind == "host")
     assert (host.inside, host.inside_calls, host.inside_ns) == inside

@@ -20,6 +20,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.cpu_runs.cpu_steps import Call, Op, cpu_run
 from tests.support.graph_programs import Launch, Poll, Record, Sync, Wait, Work, simulate
+from tests.support.rank_rows import rank_timeline
 
 MS = 1_000_000
 US = 1_000
@@ -42,7 +43,7 @@ def test_a_wait_leads_to_the_rank_that_came_last_and_through_its_host_to_the_ker
     assert (found.rank, found.moment_ns, found.doing, found.explains.name) == (
         0, 5 * MS, "exposed communication", "after"
     )  # fmt: skip
-    assert found.reason is None
+    assert found.reason == "no earlier call or work of rank 1 was recorded"
     assert not found.is_cut
     passed = kinds(found)
     for expected in [
@@ -173,12 +174,15 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
 def test_of_a_longer_loss_whose_cause_began_before_the_recording_is_said_that_it_is_left_out() -> None:
     """Rank 1 begins to be recorded 20 ms after rank 0, which waits for it."""
     program = [*LATE[3:], Sync(), Work(8 * MS), Launch(0, MS)]
-    loss = analyze(
-        simulate({0: program, 1: [Work(20 * MS), *program]}, {"sum": 500 * US}).run
-    ).critical_path.longest_loss
+    run = simulate({0: program, 1: [Work(20 * MS), *program]}, {"sum": 500 * US}).run
+    loss = analyze(run).critical_path.longest_loss
     assert loss
     assert loss.end_ns - loss.start_ns == pytest.approx(8 * MS, abs=0.1 * MS)
     assert loss.left_out_ns == pytest.approx(20.5 * MS, abs=0.1 * MS)
+    found = chain_at(run, 0, 10 * MS)
+    assert found.reason
+    assert found.reason.startswith("no earlier call or work of rank 1 was recorded, so 17.996 ms of")
+    assert f"The rest is not known: {found.reason}." in shown.render(found)
     left_out = f"  One of {loss.left_out_ns / MS:.3f} ms is left out: it waited for what began before the recording."
     assert longest_loss_text(loss).splitlines()[-1] == left_out
     whole = analyze(two_ranks()).critical_path.longest_loss
@@ -206,6 +210,59 @@ def test_what_most_of_a_loss_lay_inside_of_is_told_from_what_followed_it(begins_
     assert f"host: {words} (order)" in longest_loss_text(loss)
 
 
+def test_work_that_shares_a_row_leaves_room_for_what_it_had_waited_for() -> None:
+    """Thirty kernels follow each other after a call: they are one row, and the call is another."""
+    call = [Record("ready", 0), Wait("ready", 1), Launch(1, 0, COMM, "nccl", "sum"), Record("done", 1), Wait("done", 0)]
+    run = simulate({0: [Launch(0, MS), *call, *[Launch(0, 50 * US) for _ in range(30)]]}, {"sum": 9 * MS}).run
+    last = int(run.ranks[0].spans.start_ns.argmax())
+    found = chain_before(run, 0, last, most=3)
+    rows = shown.stretches(found.chain)
+    assert [row.words.split()[0] for row in rows] == ["29", "event:", "communication"]
+    assert (rows[0].links, found.is_cut) == (len(found.chain) - 2, True)
+    assert "Earlier links: --links 6" in shown.render(found)
+    whole = chain_before(run, 0, last, most=60)
+    assert found.chain == whole.chain[: len(found.chain)]
+
+
+def loading(timeline: RankTimeline, begin_ns: int, end_ns: int) -> RankTimeline:
+    """Return a rank whose thread fetched a batch then."""
+    noted = rank_timeline(
+        names=timeline.names,
+        annotations=[{"start_ns": begin_ns, "end_ns": end_ns, "lane": int(timeline.host.lane[0]), "name": "load"}],
+    )
+    return replace(timeline, names=noted.names, annotations=noted.annotations)
+
+
+def test_the_pause_of_a_loss_is_named_though_calls_before_the_loss_took_longer() -> None:
+    """The host calls for 24 ms while the device works for 32, then loads for 20: of these the device waits for 12. So
+    the chain of the loss in `analyze` says."""
+    program = [Launch(0, 30 * MS), *[Work(12 * MS), Launch(0, MS)] * 2, Work(20 * MS)]
+    run = simulate({0: [*program, *[Launch(0, MS)] * 3]}).run
+    begun = int(run.ranks[0].spans.start_ns[0])
+    run = replace(run, ranks={0: loading(run.ranks[0], begun + 25 * MS, begun + 43 * MS)})
+    loss = analyze(run).critical_path.longest_loss
+    assert loss
+    assert loss.end_ns - loss.start_ns == pytest.approx(12 * MS, abs=0.1 * MS)
+    found = chain_at(run, 0, (loss.start_ns + loss.end_ns) // 2)
+    assert found.chain == loss.chain.chain
+    assert "host: in load, before cudaLaunchKernel" in shown.render(found)
+    elsewhere = simulate({0: [*program, Launch(1, MS)]}).run
+    elsewhere = replace(elsewhere, ranks={0: loading(elsewhere.ranks[0], begun + 25 * MS, begun + 43 * MS)})
+    whole = chain_before(elsewhere, 0, int(elsewhere.ranks[0].spans.start_ns.argmax()))
+    assert "calls until cudaLaunchKernel, longest pause 20.000 ms in load, before cudaLaunchKernel" in shown.render(
+        whole
+    )
+
+
+@pytest.mark.parametrize(("works_ms", "told"), [(9, "before"), (7, "in the launch call")])
+def test_a_pause_inside_of_a_launch_call_is_told_from_one_before_it(works_ms: int, told: str) -> None:
+    """One launch takes 8 ms."""
+    run = simulate({0: [Launch(0, MS), Work(works_ms * MS), Launch(0, MS, takes_ns=8 * MS), Launch(1, MS)]}).run
+    (host,) = [each for each in chain_before(run, 0, 2).chain if each.kind == "host"]
+    assert host.in_call == (None if told == "before" else "cudaLaunchKernel")
+    assert shown.link_words(host).endswith(f", longest pause {max(works_ms, 8)}.000 ms {told} cudaLaunchKernel")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hot_experts_moe3", "paused_host_tp2", "starved_tp2"])
 def test_the_longest_loss_is_followed_back_to_where_it_began(name: str) -> None:
@@ -221,6 +278,7 @@ def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[s
     assert main(["explain", baseline, "--at", "1:368"]) == 0
     printed = capsys.readouterr().out
     assert "late rank: began gloo:all_reduce last" in printed
+    assert "recorded  launch of gloo:all_reduce" in printed
     assert main(["explain", baseline, "--at", "1:368", "--links", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], len(found["chain"]), found["is_cut"]) == ("overlapscope.chain/1", 3, True)

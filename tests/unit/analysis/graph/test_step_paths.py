@@ -241,6 +241,8 @@ def test_eight_ranks_of_megatron_are_held_by_the_host_that_ends_last_and_never_w
     assert path.parts["before_recording"] == pytest.approx(35.4 * MS, abs=0.1 * MS)
     assert path.ranks == {"0": path.length_ns}
     ends = sorted(ns / MS for ns in path.own_chains_ns.values())
+    text = " ".join(critical_path_text(real("kineto/megatron_tp8").critical_path).split())
+    assert "The host of rank 0 waits for next to nothing, so" in text, "three short synchronisations"
     assert ends == pytest.approx([597.5, 603.4, 608.8, 611.9, 613.2, 613.2, 623.6, 630.7], abs=0.1)
 
 
