@@ -17,7 +17,7 @@ from overlapscope.advice.losses.exposed_remedies import (
 )
 from overlapscope.advice.losses.named_cause import NamedCause, named_cause
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.advice.steps.deciding_rank import DECIDING_NS, deciding_words
+from overlapscope.advice.steps.deciding_rank import DECIDING_NS, DECIDING_RANK, Deciding
 from overlapscope.advice.steps.long_steps import LOOK_AT_STEPS
 from overlapscope.analysis.common.cause_table import TRANSFERS, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.common.wording import rank_list, short
@@ -56,7 +56,7 @@ class ExposedLoss(msgspec.Struct, frozen=True, kw_only=True):
     """... the step that it is of."""
     usual: bool
     """Whether it is not steps that cost more which are named first."""
-    decides_ns: float | None
+    decides: Deciding | None
     """What the rank that computes longest in each step is exposed, where that is far less; else None."""
     longer_ns: int
     """What calls take longer than their like; 0 where that is not known."""
@@ -132,7 +132,8 @@ def exposed_communication(given: RuleInput, loss: ExposedLoss, late: Sequence[St
         }
         | ({"before_all_recorded_ns": loss.left_out_ns} if loss.left_out_ns else {})
         | ({LATE_WAITS: loss.late_ns} if loss.late_ns else {})
-        | ({DECIDING_NS: round(loss.decides_ns)} if loss.decides_ns is not None else {})
+        | ({DECIDING_NS: round(loss.decides.exposed_ns)} if loss.decides is not None else {})
+        | ({DECIDING_RANK: loss.decides.rank} if loss.decides is not None and loss.decides.rank is not None else {})
         | ({"longer_than_like_ns": loss.longer_ns} if loss.longer_ns else {})
         | ({"transfer_gbs": calls.rate_gbs[1]} if calls.rate_gbs else {})
         | ({"slower_unseen": to_builtins(calls.slower)} if calls.slower else {})
@@ -223,7 +224,7 @@ def _title(
     take = f"{groups * bool(loss.waiting_groups)} take at least {ms(loss.longer_ns)} longer"
     longer = f"; calls{take} than the shortest of their like" * (loss.longer_ns > 0)
     words = f"{why.words}{_of_transfer(given)}" if loss.usual else ""
-    speed = f"{deciding_words(loss.decides_ns)}{calls.speed}{below}" if loss.usual else ""
+    speed = f"{loss.decides.words if loss.decides else ''}{calls.speed}{below}" if loss.usual else ""
     much = f"{'A further ' if besides and not loss.before else ''}{ms(loss.ns)} of {loss.step}"
     return f"{loss.before}{much} are exposed communication{besides}{of_ops}{words}{speed}{longer}{who}"
 

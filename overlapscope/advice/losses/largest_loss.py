@@ -17,7 +17,7 @@ from overlapscope.advice.losses.host_time import blocker_words, host_time
 from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended, recomputed_ns
-from overlapscope.advice.steps.deciding_rank import deciding_ns
+from overlapscope.advice.steps.deciding_rank import Deciding, deciding
 from overlapscope.advice.steps.long_steps import are_of_pauses, long_steps, take_longer
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
@@ -139,8 +139,8 @@ def _of_each_step(given: RuleInput, found: Sequence[Recommendation], compute: st
         return _slow_transfers(given, found, idle)
     is_late = any(each.id == "late_rank" for each in found)
     late = () if is_late else given.analysis.skew.stragglers
-    decides_ns = deciding_ns(given) if of_exposed and not is_late and few is None else None
-    waited_ns = late_gain_ns(found, given.steps) if decides_ns is None else max(exposed - decides_ns, 0)
+    decides = deciding(given) if of_exposed and not is_late and few is None else None
+    waited_ns = late_gain_ns(found, given.steps) if decides is None else max(exposed - decides.exposed_ns, 0)
     of_others = waited_ns + max(launches_ns(found, given.analysis), gaps) if of_exposed else 0.0
     is_largest = _is_largest(given, found, [each for each in lost if each[0] in named], loss - of_others)
     if not of_exposed:
@@ -149,7 +149,7 @@ def _of_each_step(given: RuleInput, found: Sequence[Recommendation], compute: st
     waits_ns = min(waits_or_longer_compute_ns(given, found), exposed) if is_late and few is None else 0
     is_largest &= waits_ns <= exposed - waits_ns
     words = _named(given, found, exposed, is_largest=is_largest)
-    own_loss = _exposed(given, exposed, waits_ns, decides_ns, words, compute)
+    own_loss = _exposed(given, exposed, waits_ns, decides, words, compute)
     # What is left beside waiting that another recommendation names may be too little to be named.
     return exposed_communication(given, own_loss, late) if given.is_worth(own_loss.ns) else None
 
@@ -351,11 +351,11 @@ def _idle_ns(given: RuleInput) -> int:
 
 
 def _exposed(
-    given: RuleInput, exposed: int, waits_ns: int, decides_ns: float | None, words: tuple[str, str], compute: str
+    given: RuleInput, exposed: int, waits_ns: int, decides: Deciding | None, words: tuple[str, str], compute: str
 ) -> ExposedLoss:
     """Return the exposed communication to name. `waits_ns` is waiting for late ranks, which another recommendation
-    names: left out of what steps usually lose; `decides_ns` is what the rank that decides is exposed, where that is far
-    less; `words` are those of `_named`."""
+    names: left out of what steps usually lose; `decides` is the rank that decides, where it is exposed for far less;
+    `words` are those of `_named`."""
     before, step = words
     usual = before in USUAL
     waits_ns, longer_ns = waits_ns if usual else 0, longer_ns_of(given.analysis)
@@ -367,7 +367,7 @@ def _exposed(
         before=before,
         step=step,
         usual=usual,
-        decides_ns=decides_ns if usual else None,
+        decides=decides if usual else None,
         longer_ns=longer_ns if usual and longer_ns >= MUCH_LONGER * exposed else 0,
         waiting_groups=[each["group"] for each in waiting_groups(given.analysis)] if usual else [],
         compute_said=bool(compute) and before.startswith(compute),

@@ -105,7 +105,8 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     exposed_fraction: float | None = None
     """Exposed communication over time: sums over ranks and these steps (else over `repeated`, else over whole
     recordings) with `late_starts`, both without what is due to the start of the recording (cause `start_of_recording`
-    of exposed and idle time): no step repeats it. Null, as is that of idle time, where a recording is sampled, or its file cut."""
+    of exposed and idle time): no step repeats it. Null, as is that of idle time, where a recording is sampled, or its
+    file cut."""
     idle_fraction: float | None = None
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
