@@ -249,10 +249,10 @@ class PublishedEffect(msgspec.Struct, kw_only=True, frozen=True):
 
 GAIN_AT_MOST: Final = "gain_at_most"
 """In the evidence of a recommendation: whether what a replay gains is more than can be had."""
-
-
 GAIN_COUNTS: Final = "gain_counts"
 """In the same: whether what a replay gains, which is far more than the loss, counts instead of it in the order."""
+
+
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """A change worth trying, with its predicted gain.
 
@@ -502,8 +502,6 @@ def with_costs(analysis: Analysis) -> Analysis:
     return replace(analysis, throughput=found, recommendations=recommendations)
 
 
-def of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
-    """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
 def _paid_ns(each: Recommendation) -> int | None:
     """Return the time of which GPU-hours are: the predicted gain, else what its cause takes, else the bound. What a
     replay without a loss gains may be more than that, as other losses get shorter, and is no figure of the rules."""
@@ -512,6 +510,8 @@ def _paid_ns(each: Recommendation) -> int | None:
     return each.loss_ns if each.bound_from == "replay" and each.loss_ns is not None else each.gain_high_ns
 
 
+def of_a_day_ns(analysis: Analysis, per: Literal["step", "recording"]) -> float | None:
+    """Return how long a step, or the recording, of a rank takes in the mean, as shares of a day are of it: without what
     is due to the start of the recording, without steps that are cut short, and with the time by which ranks began later
     than others. None without times.
 
