@@ -301,10 +301,21 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         | ({LOST_NS: _before_optimizer_ns(given)} if awaited_ns else {}),
         shown_by=awaited.shown_by if awaited_ns > found.ns else found.shown_by,
         measured=[
-            "idle time while the host was in these calls, or launched again after they had emptied the device",
+            _idle_in_and_after(found, lost),
             *["exposed communication that these calls waited for before another stream had to"] * (awaited_ns > 0),
         ],
         assumed=[not_at_once(given.job), *[NOT_NEEDED] * (awaited_ns > 0), bound(given)],
+    )
+
+
+def _idle_in_and_after(found: HostTime, lost: RankLoss) -> str:
+    """Return what idle time because of calls consists of, with how much each is where the loss is that of all ranks."""
+    inside, after = (f"{ms(each)} " for each in (found.ns - found.after_ns, found.after_ns))
+    if lost.ns != found.ns:
+        inside = after = ""
+    return (
+        f"idle time: {inside}while the host was in these calls, {after}while it launched again after they had emptied "
+        "the device"
     )
 
 
@@ -429,6 +440,6 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
         apply={"torch": KEEP_CACHE} if emptied else OTHERS_ALLOCATE,
         evidence={"allocation_ns": lost.ns, "calls": found.by_call, "empties_cache": emptied},
         shown_by=found.shown_by,
-        measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
+        measured=[_idle_in_and_after(found, lost)],
         assumed=[f"that the memory suffices when freed memory is kept; {bound(given)}"],
     )

@@ -67,6 +67,8 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     by_kind: dict[str, int]
     by_call: dict[str, int]
     """Of calls with a name, the longest first; how long each was, however short."""
+    after_ns: int
+    """Of `ns`, what lies after calls that had emptied the device, while the host launched again."""
     by_window: dict[int, Ints]
     """By rank, in each of its windows, few long ones too: as recorded, not scaled to the headline."""
     waits: tuple[tuple[str, str | None], ...]
@@ -151,6 +153,7 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
     by_window = {rank: np.zeros(len(windows), np.int64) for rank, windows in given.windows.items()}
     usual = {rank: given.is_usual(rank) for rank in given.windows}
     longest: tuple[int, HostLoss] | None = None
+    after_ns = 0
     waits: dict[tuple[str, str | None], int] = defaultdict(int)
     longest_of: dict[tuple[str, str | None], HostLoss] = {}
     for rank, losses in given.host_losses.items():
@@ -160,6 +163,8 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
             own = _within(each, given.windows.get(rank, ()))
             usual_ns = int(own[usual[rank]].sum()) if rank in usual else 0
             sums[each.kind, each.call or ""] += usual_ns
+            if rank in usual and each.after is not None:
+                after_ns += int(_within(each, given.windows[rank], each.after)[usual[rank]].sum())
             if each.call:
                 key = each.call, each.op
                 waits[key] += usual_ns
@@ -179,6 +184,7 @@ def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
         ns=round(sum(by_kind.values())),
         by_kind={kind: round(ns) for kind, ns in by_kind.items()},
         by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
+        after_ns=round(after_ns * scale),
         by_window=by_window,
         waits=tuple(worth_naming(waits)),
         awaited={key: name for key, each in longest_of.items() if (name := awaited_name(each.chain))},
@@ -200,7 +206,8 @@ def launching_share(given: RuleInput) -> float:
             returns = np.sort(calls.end_ns[rows_named(calls.name, timeline.names, each.call.__eq__)])
             waited = np.searchsorted(returns, ends, "right") > np.searchsorted(returns, starts - RETURNS_BEFORE_NS)
             if returns.size:  # else it is no call that was recorded as such
-                launching += int(_within(each, given.windows.get(rank, ()), ~waited).sum())
+                when = Intervals(starts[~waited], ends[~waited])
+                launching += int(_within(each, given.windows.get(rank, ()), when).sum())
             every += int(_within(each, given.windows.get(rank, ())).sum())
     return launching / every if every else 0.0
 
@@ -219,16 +226,17 @@ def worth_naming(times: Mapping[Named, int]) -> list[Named]:
 def shown_by(timeline: RankTimeline, loss: HostLoss) -> ShownBy:
     """Return the longest piece of a loss as the evidence of a recommendation."""
     start, end = loss.longest
+    after = loss.after is not None and int(BusyTime(loss.after).within(start, end)) > 0
     return ShownBy(
-        rank=timeline.rank, start_ns=start, end_ns=end, call=loss.call, op=loss.op, chain=list(loss.chain),
+        rank=timeline.rank, start_ns=start, end_ns=end, call=loss.call, op=loss.op, after_call=after,
+        chain=list(loss.chain),
     )  # fmt: skip
 
 
-def _within(loss: HostLoss, windows: Windows, chosen: Flags | None = None) -> Ints:
-    """Return for how long a loss, or the chosen pieces of it, lasts in each window."""
+def _within(loss: HostLoss, windows: Windows, when: Intervals | None = None) -> Ints:
+    """Return for how long a loss, or a part of it, lasts in each window."""
     starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
-    when = loss.when if chosen is None else Intervals(loss.when.starts[chosen], loss.when.ends[chosen])
-    return BusyTime(when).within(starts, ends)
+    return BusyTime(loss.when if when is None else when).within(starts, ends)
 
 
 def _length(loss: HostLoss) -> int:

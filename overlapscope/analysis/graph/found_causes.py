@@ -52,6 +52,9 @@ class HostLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Start and end of the longest piece, on the rank's own clock."""
     chain: tuple[Link, ...] = ()
     """What the span after the longest piece waited for, the latest first."""
+    after: Intervals | None = None
+    """Of `when`, what lies after such calls: they had emptied the device, and the host launched again; None for
+    nothing."""
 
 
 class Ahead(Columns, frozen=True, kw_only=True):

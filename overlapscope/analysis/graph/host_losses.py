@@ -138,12 +138,13 @@ def _loss(
     graph: Graph, part: RankPart, timeline: RankTimeline, own: IdlePieces, kind: LossKind, call: str | None,
     op: str | None,
 ) -> HostLoss:  # fmt: skip
-    longest = _longest(own)
+    longest, after = _longest(own), own.cause == DRAINED
     return HostLoss(
         kind=kind, call=call, op=op,
         when=union((own.start_ns, own.end_ns)),
         longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
         chain=_chain(graph, part, timeline, int(own.span[longest])),
+        after=union((own.start_ns[after], own.end_ns[after])) if after.any() else None,
     )  # fmt: skip
 
 

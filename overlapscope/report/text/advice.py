@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.analysis.graph.answers import Link
+from overlapscope.analysis.graph.chains import PAUSE_NS
 from overlapscope.analysis.result import GAIN_AT_MOST, PublishedEffect, Recommendation, ShownBy
 from overlapscope.report.formatting import EXPLAIN, MAX_WIDTH, count, ms, one_row
+from overlapscope.report.text.chain import pause_words
 from overlapscope.report.text.throughput import cost_text
 
 MOST_BRIEF: Final = 3
 """Recommendations below an analysis."""
-MOST_LINKS: Final = 5
-MOST_LETTERS: Final = 40
 BEHIND_WAITS: Final = frozenset({"launch_bound", "host_pauses"})
 """Losses of hosts that may be late because they had waited for their devices, ..."""
 WAITS: Final = frozenset({"blocking_calls", "blocking_launches"})
@@ -20,6 +20,8 @@ WAITS: Final = frozenset({"blocking_calls", "blocking_launches"})
 REPLAY_SAYS: Final = (
     "Hosts may be late because they had waited for devices: overlapscope advise may list that first, by replay."
 )
+MOST_LINKS: Final = 5
+MOST_LETTERS: Final = 40
 LINKS: Final = {
     "host": "host:", "hand": "another thread:", "call": "inside", "alloc": "allocation by", "launch": "launched by",
     "owncall": "carried out by", "lane": "stream, after", "event": "event, after", "occupancy": "device full of",
@@ -27,10 +29,10 @@ LINKS: Final = {
     "arrive": "arrival of", "transfer": "transfer of",
 }  # fmt: skip
 """Words for the kinds of links of a chain."""
-REPLAY_CAPPED: Final = "a replay with pauses of at most 3 ms is"
-"""Of a gain in which shorter pauses of hosts stay: without these, too, it may be larger."""
 REPLAYED: Final = {"launch_bound": "in which hosts take no time, but for waits and batches,"}
 """What a replay leaves out, where that is more than the loss."""
+REPLAY_CAPPED: Final = "a replay with pauses of at most 3 ms is"
+"""Of a gain in which shorter pauses of hosts stay: without these, too, it may be larger."""
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str], bound: str = "") -> str:
@@ -67,8 +69,9 @@ def _one(number: int, each: Recommendation) -> str:
 def shown_text(shown: ShownBy) -> str:
     """Return the longest piece of a loss, and the chain of what the span after it waited for."""
     taken = ms(shown.end_ns - shown.start_ns)
-    by = f" in {one_row(shown.call)}" if shown.call else ""
+    by = f" {'after' if shown.after_call else 'in'} {one_row(shown.call)}" if shown.call else ""
     by += f" of {one_row(shown.op)}" if shown.op else ""
+    by += " had emptied the device" if shown.call and shown.after_call else ""
     chain = " <- ".join(one_row(_link(each)) for each in shown.chain[:MOST_LINKS])
     return f"{taken} ms on rank {shown.rank}{by}{': ' if chain else ''}{chain}"
 
@@ -78,7 +81,8 @@ def _link(link: Link) -> str:
     if link.during:
         return f"host in {link.during[:MOST_LETTERS]}, before {what}"
     if link.kind == "host" and link.calls > 1:
-        return f"{link.calls} calls of the host, until {what}"
+        pause = f", longest pause {ms(link.longest_ns)} ms {pause_words(link)}" if link.longest_ns >= PAUSE_NS else ""
+        return f"{link.calls} calls of the host, until {what}{pause}"
     return f"{LINKS.get(link.kind, link.kind)} {what}"
 
 
@@ -144,10 +148,6 @@ def _gain_of_bound(each: Recommendation, most: str) -> str:
     return f"saves at most {most} ms a {each.per}"
 
 
-def _gain_of_look(middle_ns: float, low_ns: float, high_ns: float, per: str) -> str:
-    middle, low, high = map(ms, (middle_ns, low_ns, high_ns))
-    if middle == low != high:
-        return f"saves at least {low} ms a {per}, up to {high}"
 def replay_words(each: Recommendation) -> tuple[str, str]:
     """Return the words before and after the time by which a replay without a loss is shorter, at most: what it leaves
     out, and why it may gain more than the loss."""
@@ -163,6 +163,10 @@ def _costs(each: Recommendation) -> str:
     return f"costs {ms(each.loss_ns)} ms a {each.per}"
 
 
+def _gain_of_look(middle_ns: float, low_ns: float, high_ns: float, per: str) -> str:
+    middle, low, high = map(ms, (middle_ns, low_ns, high_ns))
+    if middle == low != high:
+        return f"saves at least {low} ms a {per}, up to {high}"
     return f"saves about {middle} ms a {per}, between {low} and {high}"
 
 

@@ -97,6 +97,12 @@ def test_what_removing_a_synchronisation_saves_is_its_loss() -> None:
     )
     assert found.loss_ns == pytest.approx(with_it - without, rel=0.1)
     assert list(found.evidence["calls"]) == ["cudaDeviceSynchronize"]
+    # The device waits after these calls, not in them.
+    assert found.shown_by
+    assert "after cudaDeviceSynchronize had emptied the device: launched by" in text.shown_text(found.shown_by)
+    inside, after = re.findall(r"([0-9.]+) ms while", found.measured[0])
+    assert float(after) > 50 * float(inside)
+    assert (float(inside) + float(after)) * MS == pytest.approx(found.evidence["blocking_ns"], rel=0.01)
 
 
 def test_a_thread_that_woke_late_had_no_core() -> None:
