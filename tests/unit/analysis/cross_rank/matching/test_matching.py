@@ -660,6 +660,15 @@ def test_a_line_whose_batches_name_no_peer_is_a_pipeline_by_the_messages_that_do
     assert dimensions(job(ring, (LINE,))) == {None}
 
 
+def test_ranks_that_average_in_pairs_are_no_pipeline() -> None:
+    """0 with 1, 2 with 3: a stage between others would have messages with both. Of a cut line rank 2 shows both."""
+    group = Group(name="g", size=4, ranks=(0, 1, 2, 3))
+    pairs = {rank: [Call(op="send", peer=peer, start=at * MS) for at in range(4)] for rank, peer in ((0, 1), (2, 3))}
+    assert dimensions(job(pairs, (group,), world_size=4)) == {None}
+    line = {**pairs, 2: [*pairs[2], Call(op="recv", peer=1, start=9 * MS)]}
+    assert dimensions(job(line, (group,), world_size=4)) == {"pipeline"}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "found"), [("s??r", "r??s", "pipeline"), ("????", "????", None), ("s??s", "r??r", None)]
 )
