@@ -114,6 +114,7 @@ def findings_of(asked: Asked) -> list[Finding]:
         asked.head.step_ns,
         shared,
         of_steps=asked.head.window == "step",
+        cut_short=asked.head.causes_cut,
     )
     in_ranges = odd_ranges(run, times)
     still = standing_still(run, _stood_still(alone), step_windows, shared)

@@ -158,7 +158,8 @@ def _only_messages(ranks: Mapping[int, RankTimeline], group: str) -> bool:
 
 def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
     """Return whether the recorded members of a group only send to and receive from their neighbours in it, but not
-    around: a ring, as of context parallelism, closes; nor in pairs, as ranks that average do. Of two ranks, or without peers, the order of messages says it."""
+    around: a ring, as of context parallelism, closes; nor in pairs, as ranks that average do. Of two ranks, or without
+    peers, the order of messages says it."""
     members = np.array(group.ranks or (), np.int64)
     if members.size == 2:
         return all(
@@ -181,10 +182,8 @@ def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
         peers = calls.peer[rows]
         if (peers != NONE).any() and "send_recv" in names:
             peers = peers[(peers != NONE) | (calls.op[rows] != names.index("send_recv"))]  # batches name no peer
-        if not np.isin(peers, neighbours).all():
-            return False
-        named = peers.size == int(rows.sum()) > 0  # a stage between others has messages with both
-        if named and neighbours.size > 1 and not np.isin(neighbours, peers).all():
+        every = peers.size == int(rows.sum()) > 0  # then a stage between others has messages with both
+        if not np.isin(peers, neighbours).all() or (every and not np.isin(neighbours, peers).all()):
             return False
         found |= bool(rows.any())
     return found

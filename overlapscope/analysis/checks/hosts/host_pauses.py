@@ -71,11 +71,13 @@ def host_pauses(
     said: Sequence[Finding],
     *,
     of_steps: bool = True,
+    cut_short: Collection[int] = (),
 ) -> list[Finding]:
     """Return at most one finding, of all pauses, else of what comes before the first calls of a recording; none where
     hosts share cores, by what was `said`: that is why then.
 
-    `step_ns` is the length of a step, or of a whole recording: `of_steps` tells which.
+    `step_ns` is the length of a step, or of a whole recording: `of_steps` tells which. Steps that are `cut_short`, and
+    have no pause, count in no mean: they lack what comes before the next one.
     """
     if not step_ns or lack_cores(said):
         return []
@@ -83,7 +85,7 @@ def host_pauses(
     others = {rank: own.outside for rank, own in known.items() if own.outside is not None}
     # Nothing is matched for these: what of them others waited for is not known beside all other pauses.
     outside = costly_pauses(run, others, ()) if of_steps and every else []
-    found = _costly(run, known, every if of_steps else _at_costliest_place(every), outside, step_ns)
+    found = _costly(run, known, every if of_steps else _at_costliest_place(every), outside, step_ns, cut_short)
     return found or (before_first_calls({rank: run.ranks[rank] for rank in known}, step_ns) if of_steps else [])
 
 
@@ -93,6 +95,7 @@ def _costly(
     every: Sequence[CostlyPause],
     outside: Sequence[CostlyPause],
     step_ns: float,
+    cut_short: Collection[int],
 ) -> list[Finding]:
     """Return the finding of pauses that idle devices, where these cost enough; `outside` are those in no whole step."""
     if not every:
@@ -101,6 +104,7 @@ def _costly(
     found, anywhere = _of_one_rank(every, len(known))
     again = _like(found, outside)
     begun = max(own.begun for own in known.values()) if again else steps
+    begun = max(begun - len({*cut_short}.difference(each.step for each in (*found, *again))), 1)
     costs = _costs_ns(found)
     in_all_ns = sum(costs.values()) + sum(_costs_ns(again).values())
     cost_ns = in_all_ns / (1 if found[0].step is None else begun)  # figures are of all recordings then

@@ -67,6 +67,16 @@ def test_what_pauses_of_a_single_step_cost_is_of_that_step_and_not_a_mean() -> N
     assert "was idle for 18.0 ms in step 8 alone:" in mostly.title
 
 
+@pytest.mark.parametrize(("cut", "steps"), [((), 3), ((9,), 2), ((8,), 3)])
+def test_a_step_that_is_cut_short_counts_where_a_host_pauses_in_it_alone(cut: tuple[int, ...], steps: int) -> None:
+    """Of steps 7 to 9 the last has no pause."""
+    job = run(lambda step, _: {3: 6.0} if step < 2 else {})
+    known = {rank: own.long_pauses for rank, own in summarize_ranks(job).items() if own.long_pauses is not None}
+    (found,) = host_pauses(job, known, (), STEP, [], cut_short=cut)
+    assert found.evidence["begun_steps"] == steps
+    assert found.evidence["cost_ns"] == pytest.approx(found.evidence["idle_ns"] / len(job.ranks) / steps, rel=0.05)
+
+
 def cut_off(monkeypatch: pytest.MonkeyPatch, pauses: Pauses, first: int, last: int) -> Run:
     """Return a run of five steps, from step 7 on, of which only these and those between are marked."""
     monkeypatch.setattr(pausing, "STEPS", 5)
