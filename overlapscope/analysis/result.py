@@ -546,13 +546,14 @@ def _whole_steps(info: RankInfo, analysis: Analysis) -> list[StepBreakdown]:
 
 def overlapping_ns(analysis: Analysis) -> float | None:
     """Return the time that a step of the job takes in the mean, where its steps are longer than that: a rank begins one
-    then while another ends the one before, and the steps' lengths sum to more than was recorded of them.
+    then while another ends the one before, or now this, now that rank has the longest window, and the steps' lengths
+    sum to more than was recorded of them.
 
     It is the mean over ranks of how long their own steps take: with a device, a window lasts until the next one begins.
     None elsewhere, and where the recorded time of these steps is not known.
     """
     found, head = analysis.throughput, analysis.headline
-    if found is None or head.window != "step" or head.steps_by != "job_step" or not found.time_ns or not found.steps:
+    if found is None or head.window != "step" or not found.time_ns or not found.steps:
         return None
     lengths = [each.step_ns for each in head.job_steps if each.step not in found.cut_short]
     longest_ns = found.time_ns / found.steps

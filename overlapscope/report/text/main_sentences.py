@@ -121,7 +121,8 @@ def _mean_text(mean: MeanStep, analysis: Analysis) -> str:
         if mean.exposed_comm_ns is not None:
             without = ", without the start of the recording" * lacks_start(mean, analysis)
             takes = f"{_of_mean(mean)} is exposed communication ({percent(mean.exposed_fraction)}){without}"
-        return f"In the mean {takes}: steps of the ranks overlap."
+        in_turn = analysis.headline.steps_by == "longest_window"
+        return f"In the mean {takes}: steps of the ranks {'take longest in turn' if in_turn else 'overlap'}."
     which = f", most of it in {mean.lossy} of {count(mean.steps, 'step')}" if mean.lossy else ""
     of_kinds = ""
     if (kinds := mean.kinds) is not None:
@@ -324,7 +325,8 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
         why = LONGEST_BECAUSE.get((head.longest_because, head.window))
         longest = f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank"
         shown, fraction = share_text(head), percent(head.exposed_fraction)
-        yield longest + ("." if shown == fraction else f"; {fraction} of all windows is exposed.")
+        known = shown == fraction or (analysis.mean_step is not None and analysis.mean_step.because == "steps_overlap")
+        yield longest + ("." if known else f"; {fraction} of all windows is exposed.")
         return
     if head.pace_ns is not None:
         yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms{_of_pace(analysis)}."

@@ -378,3 +378,16 @@ def test_a_step_that_takes_much_of_the_time_is_said_beside_medians(last_ms: int,
     shown = sentence(analysis).splitlines()
     assert (line in shown) is said
     assert any(each.startswith(takes) for each in shown) is said
+
+
+def test_where_ranks_take_longest_in_turn_and_no_clock_is_known_the_mean_step_is_of_their_own_windows() -> None:
+    """Each step takes as long as the longest of two windows: 105 ms, where a rank takes 98 in the mean."""
+    analysis = with_lengths((100, 100, 100), (90, 96, 102), (105, 105, 105))
+    head = replace(analysis.headline, pace_ns=None, steps_by="longest_window", longest_because="clocks")
+    given = on_device(replace(analysis, headline=head), steps=3, time_ns=300 * MS, exposed_fraction=0.5, cut_short=[])
+    first, *others = sentence(given).splitlines()
+    assert first == (
+        "In the mean 49.000 ms of a 98.000 ms step is exposed communication (50.0 %): "
+        "steps of the ranks take longest in turn."
+    )
+    assert not any("of all windows" in line for line in others)
