@@ -230,6 +230,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return whether every rank of the job is known to be recorded."""
         return len(self.run.ranks) == self.run.world_size
 
+    @property
+    def ranks_are_joined(self) -> bool:
+        """Return whether a call was seen on several of the recorded ranks, so that one may wait for another's host."""
+        return self.cross_rank.matched + self.cross_rank.pairs.matched > 0
+
     def cause_ns(self, cause: str) -> int:
         """Return the exposed time of one cause, in ns a step."""
         return self.figures.causes.get(cause, 0)

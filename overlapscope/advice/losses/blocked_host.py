@@ -12,6 +12,7 @@ from overlapscope.advice.copies.copy_rows import PINNED
 from overlapscope.advice.job_kind import JobKind
 from overlapscope.advice.losses.emptied_cache import empties_cache
 from overlapscope.advice.losses.host_time import (
+    APART,
     LEAST_IDLE,
     MOSTLY,
     UNEVEN,
@@ -21,8 +22,10 @@ from overlapscope.advice.losses.host_time import (
     host_time,
     in_the_mean,
     launching_share,
+    lost_in_steps,
     most_by_number,
     range_of_waits,
+    uneven_rank,
     worth_naming,
 )
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
@@ -111,9 +114,12 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     computes meanwhile, for the batch."""
     found = host_time(given, "data_loading")
     own = found.by_window if given.run_has_device else _longer(found.by_window, _fetched_ns(given))
-    in_steps = most_by_number(given, own)
-    lost = round(float(np.median(in_steps))) if in_steps.size else 0
-    few = in_the_mean(given, own, LEAST_LOADING) if lost < LEAST_LOADING * given.step_ns else None
+    by_rank = {rank: each for rank, each in own.items() if each.size}
+    most = uneven_rank({rank: float(np.median(each)) for rank, each in by_rank.items()})
+    lost = round(float(np.median(lost_in_steps(given, by_rank, most)))) if by_rank else 0
+    few = in_the_mean(given, own, LEAST_LOADING)
+    if few is not None and few.ns < APART * lost and lost >= LEAST_LOADING * given.step_ns:
+        few = None  # the median step says as much
     lost = lost if few is None else few.ns
     if lost < LEAST_LOADING * given.step_ns or not lost:
         return None
@@ -122,9 +128,7 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     workers = not alone and any(WORKERS in name for name in names)
     by_loop = workers and _is_outside_iterator(given)
     by_workers = workers and not by_loop
-    usual = {rank: float(np.median(each)) for rank, each in own.items() if each.size}
-    most = max(usual, key=usual.__getitem__)
-    of = f" of rank {most}" if usual[most] >= UNEVEN * fmean(usual.values()) > 0 else ""
+    of = "" if most is None else f" of rank {most}"
     of, how_long = (of, f"{ms(lost)} of a {ms(given.step_ns)} {given.per}") if few is None else (few.of, few.words)
     how_long += "," * (few is not None)
     how = f"the device{of} waits {how_long}" if given.run_has_device else how_long
@@ -144,6 +148,7 @@ def data_loading(given: RuleInput) -> Recommendation | None:
             "idle_ns": given.figures.idle_ns,
             "without_workers": alone,
             BY_WORKERS: by_workers,
+            **(few.evidence() if few is not None else {}),
         },
         shown_by=found.shown_by,
         measured=["idle time in which the host was in the loader"]
@@ -199,10 +204,15 @@ def _fetched_ns(given: RuleInput) -> dict[int, Ints]:
 
 def _lost(given: RuleInput, found: HostTime) -> RankLoss | None:
     """Return idle time of a kind, and words for it, where it is worth it: in the mean of all ranks, else what the rank
-    that loses most loses; None for less."""
-    if found.ns and found.ns >= LEAST_IDLE * given.step_ns:
-        return RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
-    return in_the_mean(given, found.by_window, LEAST_IDLE)
+    that loses most loses, or of all steps, where few long ones have much of it; None for less."""
+    few = in_the_mean(given, found.by_window, LEAST_IDLE)
+    if not found.ns or found.ns < LEAST_IDLE * given.step_ns:
+        return few
+    # Few long steps are in no usual one: where they have much of it, it is one loss with theirs.
+    means = [float(own.mean()) for own in found.by_window.values() if own.size]
+    if few is not None and fmean(means) >= APART * found.ns:
+        return few
+    return RankLoss(ns=found.ns, words=_of_step(given, found.ns), of="")
 
 
 def _of_step(given: RuleInput, ns: int) -> str:
@@ -298,6 +308,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
             **({"launching_ns": slowly_ns} if slowly else {}),
             "calls": found.by_call,
         }
+        | lost.evidence()
         | ({LOST_NS: _before_optimizer_ns(given)} if awaited_ns else {}),
         shown_by=awaited.shown_by if awaited_ns > found.ns else found.shown_by,
         measured=[
@@ -438,7 +449,7 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
         at_most_ns=lost.ns,
         bound_from="loss",
         apply={"torch": KEEP_CACHE} if emptied else OTHERS_ALLOCATE,
-        evidence={"allocation_ns": lost.ns, "calls": found.by_call, "empties_cache": emptied},
+        evidence={"allocation_ns": lost.ns, "calls": found.by_call, "empties_cache": emptied} | lost.evidence(),
         shown_by=found.shown_by,
         measured=[_idle_in_and_after(found, lost)],
         assumed=[f"that the memory suffices when freed memory is kept; {bound(given)}"],

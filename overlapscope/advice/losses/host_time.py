@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms
+from overlapscope.analysis.checks.hosts.host_pauses import STEPS_IDLE_NS
 from overlapscope.analysis.common.user_ranges import times_in_ranges
-from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.common.wording import rank_list, short
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
 from overlapscope.analysis.result import ShownBy
@@ -91,7 +92,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rank that loses most loses by its host, where the loss of the median step of all says less."""
+    """What is lost by hosts, of the rank that loses most where the loss of the median step of all says less."""
 
     ns: int
     """A step, in the mean over all steps."""
@@ -99,31 +100,68 @@ class RankLoss(msgspec.Struct, frozen=True, kw_only=True):
     """How long in how many steps, and how long in the mean."""
     of: str
     """" of rank N", where others lose far less; else empty."""
+    in_steps: Mapping[int, int] = {}
+    """Where the mean is over all steps, by the number of each what the rank that loses most in it loses, in ns; else
+    empty."""
+
+    def evidence(self) -> dict[str, list[int]]:
+        """Return the steps that count in the mean, with what each loses: what makes a long one of them so is no loss of
+        its own."""
+        lost = {step: ns for step, ns in self.in_steps.items() if ns}
+        return {"steps": [*lost], STEPS_IDLE_NS: [*lost.values()]} if lost else {}
 
 
 def in_the_mean(given: RuleInput, by_window: Mapping[int, Ints], least: float) -> RankLoss | None:
-    """Return what the rank that loses most loses in the mean of its steps, in each step another one where all lose
-    about as much, if that is the share `least` of a step, and not all in the first one, where much begins that later
-    steps lack; None also where no ranks wait for it."""
+    """Return what is lost in the mean over all steps (`lost_in_steps`), few long ones too, if that is the share `least`
+    of a step, and not all in the first one, where much begins that later steps lack; None also where ranks do not
+    communicate: none waits for it."""
     lost = {rank: own for rank, own in by_window.items() if own.size}
     if given.per != "step" or not lost or (len(lost) > 1 and not given.figures.comm_ns):
         return None
     means = {rank: float(own.mean()) for rank, own in lost.items()}
-    most = max(means, key=means.__getitem__)
-    uneven = means[most] >= UNEVEN * fmean(means.values())
-    own = lost[most] if uneven else most_by_number(given, lost)
+    rank = uneven_rank(means)
+    own = lost_in_steps(given, lost, rank)
     mean_ns = float(own.mean())
-    if not mean_ns or mean_ns < least * given.step_ns or (own.size > 1 and own[1:].max() < MOSTLY * own.max()):
+    if not mean_ns or mean_ns < least * given.step_ns or _is_of_first(given, lost, rank):
         return None
     there = _have_most(own)
     low, high = float(own[there].min()), float(own[there].max())
     each = f"{ms(low)} to {ms(high)}" if high >= APART * low else ms(float(own[there].mean()))
-    steps = f" in {there.sum()} of {own.size} steps" if not there.all() else " in each step"
+    apart = rank is None and len(lost) > 1 and not given.ranks_are_joined
+    of_all = f" of {rank_list(sorted(lost))}" * apart
+    steps = f" in {there.sum()} of {own.size} steps{of_all}" if not there.all() else f" in each step{of_all}"
     return RankLoss(
         ns=round(mean_ns),
         words=f"{each}{steps}, {ms(mean_ns)} a step in the mean",
-        of=f" of rank {most}" if uneven else "",
+        of="" if rank is None else f" of rank {rank}",
+        in_steps=_in_numbered_steps(given, lost),
     )
+
+
+def uneven_rank(typical_ns: Mapping[int, float]) -> int | None:
+    """Return the rank that loses far more in a typical step than the mean of all; None without."""
+    most = max(typical_ns, key=typical_ns.__getitem__, default=None)
+    return most if most is not None and typical_ns[most] >= UNEVEN * fmean(typical_ns.values()) > 0 else None
+
+
+def lost_in_steps(given: RuleInput, lost: Mapping[int, Ints], rank: int | None) -> Ints:
+    """Return what is lost in each step: by this rank; without one, by the rank that loses most in it, as the others
+    wait for it; and where no call joins these ranks, by each rank on its own, all their steps one after the other."""
+    if rank is not None:
+        return lost[rank]
+    return most_by_number(given, lost) if given.ranks_are_joined else np.concatenate([*lost.values()])
+
+
+def _is_of_first(given: RuleInput, lost: Mapping[int, Ints], rank: int | None) -> bool:
+    """Return whether the first step of several loses far more than each later one."""
+    own = lost[rank] if rank is not None else most_by_number(given, lost)
+    return bool(own.size > 1 and own[1:].max() < MOSTLY * own.max())
+
+
+def _in_numbered_steps(given: RuleInput, lost: Mapping[int, Ints]) -> dict[int, int]:
+    """Return by number of a step what the rank that loses most in it loses."""
+    numbers = unique(np.array([number for rank in lost for number in given.numbers[rank]], np.int64))
+    return dict(zip(numbers.tolist(), most_by_number(given, lost).tolist(), strict=True))
 
 
 def _have_most(own: Ints) -> Flags:

@@ -18,7 +18,7 @@ from overlapscope.advice.losses.idle_gaps import IdleGaps
 from overlapscope.advice.losses.named_cause import BEGUN_APART
 from overlapscope.advice.rule_input import WORTH, RuleInput, gain_ns, ms, per_step, recommended, recomputed_ns
 from overlapscope.advice.steps.deciding_rank import Deciding, deciding
-from overlapscope.advice.steps.long_steps import are_of_pauses, long_steps, take_longer
+from overlapscope.advice.steps.long_steps import are_of_named, long_steps, take_longer
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, idle_label
 from overlapscope.analysis.cost.repeated_part import RepeatedPart
 from overlapscope.analysis.graph.found_causes import LossKind
@@ -181,10 +181,10 @@ def _long_steps(given: RuleInput, found: Sequence[Recommendation]) -> Recommenda
 
 
 def _costly(given: RuleInput, found: Sequence[Recommendation], loss_ns: float) -> WithoutOutliers | None:
-    """Return the outliers that cost the recording more than a loss of each of its steps; None where `found` names the
-    pauses that they are longer for: that is one loss."""
+    """Return the outliers that cost the recording more than a loss of each of its steps; None where `found` names
+    what they are longer for, pauses or another loss of hosts that counts these steps: that is one loss."""
     costly = costly_outliers(given.analysis, loss_ns)
-    return None if costly is None or are_of_pauses(found, costly) else costly
+    return None if costly is None or are_of_named(found, costly) else costly
 
 
 def _between_updates_ns(found: Sequence[Recommendation]) -> int:

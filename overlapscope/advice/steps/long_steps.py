@@ -82,13 +82,19 @@ def take_longer(costly: WithoutOutliers) -> str:
     return f"{which} {ms(costly.longer_ns)} longer than the others"
 
 
-def are_of_pauses(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:
-    """Return whether pauses of hosts, which `host_pauses` names, are most of what these steps take longer."""
-    named = [each.evidence for each in found if each.id == "host_pauses" and not each.evidence.get("before_any_call")]
-    idle_ns = [each for evidence in named for each in zip(evidence["steps"], evidence[STEPS_IDLE_NS], strict=True)]
+def are_of_named(found: Sequence[Recommendation], costly: WithoutOutliers) -> bool:
+    """Return whether pauses of hosts, which `host_pauses` names, are most of what these steps take longer, or what one
+    of `found` names that counts these steps in its mean, as batches that are fetched."""
     # A pause between two steps lies in the one that its host began; its device idles in the one before.
     near = {step for each in costly.outliers for step in (each, each + 1)}
-    return bool(sum(ns for step, ns in idle_ns if step in near) >= MOSTLY * costly.longer_ns)
+    for each in found:
+        in_steps = zip(each.evidence.get("steps", ()), each.evidence.get(STEPS_IDLE_NS, ()), strict=False)
+        if each.evidence.get("before_any_call") or STEPS_IDLE_NS not in each.evidence:
+            continue
+        steps = near if each.id == "host_pauses" else costly.longer_of
+        if sum(ns for step, ns in in_steps if step in steps) >= MOSTLY * costly.longer_ns:
+            return True
+    return False
 
 
 def _more_of_steps(ranks: Sequence[RankInfo], costly: WithoutOutliers) -> list[_More]:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.losses.host_time import LEAST_IDLE, in_the_mean, most_by_number
+from overlapscope.advice.losses.blocked_host import _lost
+from overlapscope.advice.losses.host_time import LEAST_IDLE, HostTime, RankLoss, in_the_mean, most_by_number
 from overlapscope.advice.losses.named_cause import _beside
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.checks.hosts.host_pauses import STEPS_IDLE_NS
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
@@ -102,3 +104,57 @@ def test_pauses_are_named_beside_a_loss_only_where_they_are_in_its_steps(steps: 
     analysis = analyze(stalling(()))
     analysis.findings.append(pauses)
     assert ("as the host of rank 0 pauses" in _beside(analysis, "unknown")) == said
+
+
+def late_in(stalls: Mapping[int, int], op: str = "all_reduce") -> Run:
+    """Return ranks of which a batch comes so many us late in some steps."""
+
+    def step(number: int) -> list[Item]:
+        until = 200 + stalls.get(number, 1)
+        return [
+            Kernel(start=0, end=200), Range(name=LOADER, start=190, end=until),
+            Kernel(start=until, end=999, launch=until - 0.5), Sent(start=100, end=150, op=op),
+        ]  # fmt: skip
+
+    return made(step)
+
+
+def test_a_step_whose_batch_comes_far_later_counts_in_the_mean_of_the_loaders_loss() -> None:
+    """By hand: five times 120 us and once 720, of which the median says 120, and the mean 220."""
+    loading = fired(late_in({**dict.fromkeys(range(6), 120), 3: 720}))["data_loading"]
+    assert loading.loss_ns == pytest.approx(220 * US, rel=0.01)
+    assert "the device waits 0.12 ms to 0.72 ms in each step, 0.22 ms a step in the mean, while" in loading.title
+    in_steps = dict(zip(loading.evidence["steps"], loading.evidence[STEPS_IDLE_NS], strict=True))
+    assert in_steps[3] == pytest.approx(720 * US, rel=0.01)
+    alike = fired(late_in({**dict.fromkeys(range(6), 120), 3: 180}))["data_loading"]
+    assert "the device waits 0.12 ms of a 1 ms step while" in alike.title
+    assert STEPS_IDLE_NS not in alike.evidence, "a median holds no long step"
+
+
+def test_ranks_that_no_call_joins_lose_what_each_does_in_the_mean_of_all() -> None:
+    """As with messages to ranks that were not recorded: 350 and 700 us on one rank, 500 on the other, 1 in all others:
+    nobody is known to wait for these."""
+    one, other = late_in({0: 350, 1: 700}, "send"), late_in({4: 500}, "send")
+    run = replace(one, world_size=4, ranks={0: one.ranks[0], 1: other.ranks[1]})
+    loading = fired(run)["data_loading"]
+    assert "0.35 ms to 0.7 ms in 3 of 12 steps of ranks 0, 1, 0.13 ms a step in the mean" in loading.title
+    assert loading.loss_ns == pytest.approx((350 + 700 + 500 + 9) / 12 * US, rel=0.01)
+
+
+def test_long_steps_of_waits_which_usual_ones_leave_out_count_in_the_mean() -> None:
+    run = stalling(())
+    together = match_and_align(run)
+    given = RuleInput.of(run, analyze(run, together), together)
+
+    def loss(long_us: int) -> RankLoss | None:
+        own = np.array([130, 130, 130, long_us, 130, 130]) * US
+        time = HostTime(
+            ns=130 * US, by_kind={}, by_call={}, after_ns=0, by_window={0: own, 1: own}, waits=(), awaited={},
+            shown_by=None,
+        )  # fmt: skip
+        return _lost(given, time)
+
+    found = loss(3130)
+    assert found is not None
+    assert (found.ns, found.in_steps[3]) == (630 * US, 3130 * US)
+    assert loss(430) == RankLoss(ns=130 * US, words="0.13 ms of a 1 ms step", of="")

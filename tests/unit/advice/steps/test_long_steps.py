@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.advice.steps.long_steps import _More, _of_calls, _of_part, are_of_pauses, take_longer
+from overlapscope.advice.steps.long_steps import _More, _of_calls, _of_part, are_of_named, take_longer
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation, WithoutOutliers, costly_outliers
@@ -135,6 +135,16 @@ def test_steps_that_are_longer_for_pauses_that_are_named_are_one_loss_with_them(
 ) -> None:
     costly = WithoutOutliers(outliers=[3, 4], step_ns=1, exposed_comm_ns=0, longer_of={3: 1400 * US, 4: 100 * US})
     pauses = {"steps": [step], "steps_idle_ns": [idle_us * US], "pauses": []}
-    assert are_of_pauses([one("host_pauses", evidence=pauses)], costly) is said
+    assert are_of_named([one("host_pauses", evidence=pauses)], costly) is said
     before = {"before_any_call": True, "pauses": [{"step": 3, "rank": 0}]}
-    assert not are_of_pauses([one("host_pauses", evidence=before), one("launch_bound")], costly)
+    assert not are_of_named([one("host_pauses", evidence=before), one("launch_bound")], costly)
+
+
+@pytest.mark.parametrize(("step", "idle_us", "said"), [(3, 750, True), (3, 749, False), (4, 750, False)])
+def test_steps_that_are_longer_for_a_loss_whose_mean_holds_them_are_one_loss_with_it(
+    step: int, idle_us: int, said: bool
+) -> None:
+    costly = WithoutOutliers(outliers=[3, 4], step_ns=1, exposed_comm_ns=0, longer_of={3: 1500 * US})
+    counted = {"steps": [1, step], "steps_idle_ns": [5000 * US, idle_us * US]}
+    assert are_of_named([one("data_loading", evidence=counted)], costly) is said
+    assert not are_of_named([one("data_loading", evidence={"data_loading_ns": 1})], costly)
