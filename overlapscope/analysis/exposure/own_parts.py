@@ -67,7 +67,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     """
     own_comm = own_communication(timeline)
     launch = of_rows(timeline.collectives.launch_ns, own_comm, NONE)
-    ready = _ready(timeline, launch)
+    ready = _ready(timeline, launch, causes.finishing)
     # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
     known = (launch != NONE) & (ready != NONE) & (causes.reason not in (*EVENTS_MISSING, "unexplained_waits"))
     step, after = _followed(timeline, own_comm)
@@ -160,8 +160,9 @@ def _others_until(timeline: RankTimeline, own_comm: OwnedComm) -> Ints:
     return found
 
 
-def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
-    """Return when the data of each launch was ready: when the compute launched before it, on any stream, had ended.
+def _ready(timeline: RankTimeline, launch: Ints, finishing: Ints | None) -> Ints:
+    """Return when the data of each launch was ready: when the compute launched before it, on any stream, had ended,
+    but for what only finishes calls (`finishing`, rows).
 
     On a CPU the caller has the data when it calls. A recording of CUDA events marks the readiness itself and shows no
     queue, so the result is NONE.
@@ -171,7 +172,10 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
     if not timeline.has_device:
         return launch
     spans = timeline.spans
-    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    produces = (spans.kind == COMPUTE) & (spans.launch_ns != NONE)
+    if finishing is not None:
+        produces[finishing] = False
+    rows = np.flatnonzero(produces)
     rows = rows[sort_order(spans.launch_ns[rows])]
     if rows.size == 0:
         return np.full(launch.size, NONE, np.int64)

@@ -119,7 +119,7 @@ def exposed_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding
     exposed = difference(union((start[comm], end[comm])), computing)
     owner, owned = _owners(comm, start, end)
     pieces, which = parts_inside(owned, exposed)
-    loses = compute if part.serves is None else compute[~part.serves[compute]]
+    loses = compute if part.prepares is None else compute[~(part.prepares | _finishes(part))[compute]]
     follows = _next_compute(start, loses, pieces.starts)
     awaited = _awaited_by_host(graph, part, binding) if part.on_device else None
     bound = _by_what_bound(graph, binding, part, follows, pieces, awaited)
@@ -179,11 +179,23 @@ def _only_by_host(graph: Graph, part: RankPart, own: Ints, bound: _Bound, follow
 
 def _by_event(graph: Graph, part: RankPart, spans: Ints, follows: Ints, among: Flags | bool = True) -> Flags:
     """Return whether each of these spans is one that the span which follows it waited for by an event, by edges `among`
-    those of the graph."""
+    those of the graph, or that it waited for through a span which finishes this one."""
     edges, nodes = graph.edges, graph.num_nodes
     events = np.flatnonzero((edges.kind == EVENT) & among)
-    waits = edges.before[events].astype(np.int64) * nodes + edges.node[events]
+    before, node = edges.before[events].astype(np.int64), edges.node[events].astype(np.int64)
+    finishing = np.flatnonzero(_finishes(part))
+    into = np.flatnonzero(np.isin(node, part.starts().start + finishing))
+    call = np.full(part.spans, NONE)
+    call[node[into] - part.starts().start] = before[into]
+    out = np.flatnonzero(np.isin(before, part.ends().start + finishing))
+    through = call[before[out] - part.ends().start]
+    waits = np.concatenate([before * nodes + node, through * nodes + node[out]])
     return np.isin((part.ends().start + spans) * nodes + part.starts().start + follows, waits)
+
+
+def _finishes(part: RankPart) -> Flags:
+    """Return which spans only finish communication (`RankPart.finishes`); none in a CPU run."""
+    return np.zeros(part.spans, np.bool_) if part.finishes is None else part.finishes
 
 
 def _needed_behind(
@@ -261,13 +273,14 @@ def _delays(
     """Return how long each call was launched after its data were ready, and how long unlike calls held it after both.
 
     Data are ready when what is known to be needed had ended (`_known_ready`), else when the compute and copies that
-    were launched before had: time in which other compute ran is no delay then. Nor is there one on the stream with the
-    most compute, or where no compute ran beside the call, or could have: then none is known that could.
+    were launched before had, but for what only finishes calls: time in which other compute ran is no delay then. Nor is
+    there one on the stream with the most compute, or where no compute ran beside the call, or could have: then none is
+    known that could.
     """
     time = graph.nodes.time_ns
     start, end = time[part.starts()], time[part.ends()]
     launch = np.append(time[part.begins()], NONE)[part.launched_by]
-    producers = np.flatnonzero((part.span_kind != COMM) & (launch != NONE))
+    producers = np.flatnonzero((part.span_kind != COMM) & (launch != NONE) & ~_finishes(part))
     producers = producers[np.argsort(launch[producers], kind="stable")]
     done = np.append(NONE, np.maximum.accumulate(end[producers]))
     ready = done[np.searchsorted(launch[producers], launch[comm], side="left")]
@@ -304,14 +317,14 @@ def _known_ready(graph: Graph, part: RankPart, comm: Ints, launch: Ints, awaited
     before, span = edges.before[events] - part.ends().start, edges.node[events] - first
     on_lane = before_on_lane(part.span_lane)
     free = np.append(end, NONE)[on_lane]
-    serves = np.zeros(part.spans, np.bool_) if part.serves is None else part.serves
+    prepares = np.zeros(part.spans, np.bool_) if part.prepares is None else part.prepares
     done, lasted = end, end - start
     # First of what prepares calls, then of the calls, which need it.
     for _ in range(2):
         data = np.full(part.spans, NONE)
         np.maximum.at(data, span, done[before])
         ready = np.maximum(data, free)
-        done = np.where(serves & at_launch & (ready != NONE), np.minimum(ready + lasted, end), end)
+        done = np.where(prepares & at_launch & (ready != NONE), np.minimum(ready + lasted, end), end)
     if awaited is not None and part.calls:
         asked = awaited[part.begins()][part.launched_by]
         ready = np.maximum(ready, np.where((asked >= 0) & (part.launched_by >= 0), time[asked], NONE))

@@ -73,6 +73,8 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Mapping[str, Intervals] | None = None
     ahead: Ahead | None = None
     """Of what is exposed as `ahead`, which call that held; None where the graph may not say."""
+    finishing: Ints | None = None
+    """Spans (rows) that only finish calls, and that no later call needs; None where the graph may not say."""
     host_losses: tuple[HostLoss, ...] = ()
     """Of the idle time, what its host decided."""
     reason: NoCauses | None = None

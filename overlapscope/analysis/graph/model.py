@@ -115,8 +115,10 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Row of each span in `Collectives`; NONE for all but communication."""
     may_wait: Flags | None = None
     """For each call whether the host may have waited before it for a copy to it; None in a CPU run."""
-    serves: Flags | None = None
-    """For each span whether it is on a stream that only prepares communication; None in a CPU run."""
+    prepares: Flags | None = None
+    """For each span whether it only prepares communication, on a stream of its own; None in a CPU run."""
+    finishes: Flags | None = None
+    """The same of spans that only finish communication, as a cast of what was reduced."""
     asked_ns: Ints | None = None
     """When calls made streams wait for events, on the rank's own clock, ascending, but for what communication itself
     makes its streams wait for; None where the recording shows no such calls."""

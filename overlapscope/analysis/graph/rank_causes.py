@@ -42,7 +42,7 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     if timeline.ends_early:
         return OwnCauses(reason=CUT_FILE)
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
-    idle, exposed, ahead, losses, polled = [], [], [], list[HostLoss](), []
+    idle, exposed, ahead, losses, polled, finishing = [], [], [], list[HostLoss](), [], []
     for recording in range(size(timeline.recordings)):
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
@@ -55,12 +55,15 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
         idle.append(idle_pieces(graph, part, timeline, binding))
         exposed.append(exposed_pieces(graph, part, timeline, binding))
         ahead.append(_ahead(exposed[-1], part))
+        if part.finishes is not None:
+            finishing.append(part.span_row[part.finishes])
         losses += host_losses(graph, part, timeline, idle[-1])
         losses += awaited_communication(graph, part, timeline, exposed[-1])
     return OwnCauses(
         idle=_by_cause(idle, IDLE_CAUSES),
         exposed=_by_cause(exposed, EXPOSED_CAUSES),
         ahead=concat(ahead) if ahead else None,
+        finishing=np.concatenate(finishing) if finishing else None,
         host_losses=_joined(losses),
         polled=union(*polled),
     )

@@ -103,7 +103,8 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         silent_ns=max(int(calls.begin_ns.min() - timeline.recordings.start_ns[recording]), 0) if num_calls else 0,
         early_launches=waits.early_launches,
-        may_wait=may_wait, serves=waits.serves, asked_ns=waits.asked_ns,
+        may_wait=may_wait, prepares=waits.serving.prepares, finishes=waits.serving.finishes,
+        asked_ns=waits.asked_ns,
     )  # fmt: skip
     return RankNodes(time_ns=time, gap=gap, edges=concat(edges), part=part)
 

@@ -10,6 +10,7 @@ from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.building.host_waits import TO_DEVICE, TO_HOST, begins_by_correlation
 from overlapscope.analysis.graph.building.stream_waits import (
     CLOCKS_AGREE_NS,
+    Serving,
     StreamWaits,
     asked_for,
     awaited_spans,
@@ -88,8 +89,8 @@ class DeviceWaits(msgspec.Struct, frozen=True, kw_only=True):
     edges: list[Edges]
     gap: Small
     early_launches: int
-    serves: Flags
-    """Spans on streams that only prepare communication."""
+    serving: Serving
+    """Spans on streams that only serve communication."""
     asked_ns: Ints | None
     """When calls made streams wait for events, but for communication's own (`asked_for`); None without such calls."""
 
@@ -127,11 +128,12 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     best = np.maximum(arrived, free)
     best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
     guess = not recorded[0].size
-    made, serves = stream_waits(spans, calls, host, names), serving_streams(spans, calls)
+    made = stream_waits(spans, calls, host, names)
+    serving = serving_streams(spans, calls, made)
     waits = start - best > OWN_NS
     if guess:
         waits |= _held_briefly(spans, begin, arrived, free, made)
-    best = _with_events(spans, begin, best, waits, edges, first_start, made if guess else None, serves)
+    best = _with_events(spans, begin, best, waits, edges, first_start, made if guess else None, serving.prepares)
     edges += _one_copy_at_a_time(spans, names, first_start)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
@@ -146,8 +148,8 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     )
     gap = _opaque(calls, by, launched, follows, before, begin, full & (holder < 0))
     return DeviceWaits(
-        edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))), serves=serves,
-        asked_ns=asked_for(spans, launched, made, serves),
+        edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))),
+        serving=serving, asked_ns=asked_for(spans, launched, made, serving.prepares | serving.finishes),
     )  # fmt: skip
 
 
@@ -258,7 +260,7 @@ def _with_recorded_events(
 
 def _with_events(
     spans: Spans, launch: Ints, best: Ints, waits: Flags, edges: list[Edges], first_start: int,
-    made: StreamWaits | None, serves: Flags,
+    made: StreamWaits | None, prepares: Flags,
 ) -> Ints:  # fmt: skip
     """Add inferred events; return the latest of all that each span waited for.
 
@@ -275,7 +277,7 @@ def _with_events(
         known = awaited_spans(spans, launch, made, np.where(waits, found, -1))
         found[(known >= 0) & ~waits] = -1
         more = np.flatnonzero((known >= 0) & (known != found))
-        after = np.where(waits, -1, _recorded_after(spans, made, serves))
+        after = np.where(waits, -1, _recorded_after(spans, made, prepares))
         how = np.where(known == after, ORDER, INFERRED)[more].astype(np.int8)
         edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, how, 0))
         by_order = np.flatnonzero((after >= 0) & (known < 0))
@@ -304,18 +306,20 @@ def _held_briefly(spans: Spans, launch: Ints, arrived: Ints, free: Ints, made: S
     return held
 
 
-def _recorded_after(spans: Spans, made: StreamWaits, serves: Flags) -> Ints:
-    """Return for each communication, and for what prepares it (`serves`), the span after which the order of calls shows
-    that the event was recorded for which its stream was made to wait; else -1.
+def _recorded_after(spans: Spans, made: StreamWaits, prepares: Flags) -> Ints:
+    """Return for each communication, and for what prepares it (`prepares`), the span after which the order of calls
+    shows that the event was recorded for which its stream was made to wait; else -1.
 
     Their threads record it on the stream that they launched to last: one that prepares communication, or the one with
     the most compute. After a launch on any other, such as of a copy, it may be of another stream.
     """
     found = np.full(spans.lane.size, -1, np.int64)
     after, of = made.recorded, made.span
-    known = (after >= 0) & ((spans.kind[of] == COMM) | serves[of]) & (spans.lane[after] != spans.lane[of])
+    known = (after >= 0) & ((spans.kind[of] == COMM) | prepares[of]) & (spans.lane[after] != spans.lane[of])
     known &= spans.end_ns[after] <= spans.start_ns[of] + CLOCKS_AGREE_NS
-    known &= serves[after] | (spans.lane[after] == compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns))
+    known &= prepares[after] | (
+        spans.lane[after] == compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns)
+    )
     found[of[known]] = after[known]
     return found
 

@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.streams import compute_lane
+from overlapscope.analysis.common.streams import LITTLE, compute_lane
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.model import OWN_NS
-from overlapscope.timeline.columns import COMM, NONE, Flags, HostSpans, Ints, Spans
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, HostSpans, Ints, Spans
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import ascending, factorize_rows, sort_order, values_in
+from overlapscope.timeline.rows import ascending, factorize_rows, sort_order, sum_by, values_in
 
 WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
 """cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
@@ -77,28 +77,53 @@ def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[s
     )
 
 
-def serving_streams(spans: Spans, calls: HostCalls) -> Flags:
-    """Return which spans are on streams that only prepare communication: what a thread launches on them is nearly
-    always followed, on that thread, by communication. Never the stream with the most compute."""
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans on streams that only serve communication; one row for each span."""
+
+    prepares: Flags
+    """Communication follows, as that of a bucket which is copied together."""
+    finishes: Flags
+    """It waits for communication and no other follows, as a cast of reduced gradients."""
+
+
+def serving_streams(spans: Spans, calls: HostCalls, waits: StreamWaits) -> Serving:
+    """Return which spans are on streams that only serve communication: what a thread launches on them nearly always
+    prepares it, as the thread launches communication next, or, on a stream that only computes, and little, finishes it,
+    as the thread launched communication just before and then made the stream wait. Never the stream with the most
+    compute, and none on which nothing prepares communication."""
     by = calls.launched_by
     launched = np.flatnonzero(by >= 0)
     launched = launched[sort_order(calls.lane[by[launched]], calls.begin_ns[by[launched]])]
     lane, thread = spans.lane[launched].astype(np.int64), calls.lane[by[launched]]
-    follows = np.flatnonzero((lane[1:] != lane[:-1]) & (thread[1:] == thread[:-1]))
-    serves = np.zeros(int(spans.lane.max(initial=-1)) + 1, np.bool_)
-    for each in values_in(lane[follows]).tolist():
-        own = follows[lane[follows] == each]
-        sends = spans.kind[launched[own + 1]] == COMM
-        serves[each] = np.mean(sends) >= AGREE and not (spans.kind[spans.lane == each] == COMM).any()
-    most = compute_lane(spans.lane, spans.kind, spans.end_ns - spans.start_ns)
-    if most != NONE:
-        serves[most] = False
-    return serves[spans.lane]
+    # A row for each time that a thread launches to another stream than before.
+    first = np.flatnonzero(np.append(True, (lane[1:] != lane[:-1]) | (thread[1:] != thread[:-1]))[: launched.size])
+    same, sends = thread[first[1:]] == thread[first[:-1]], spans.kind[launched[first]] == COMM
+    goes_on = np.append(same, False)[: first.size]
+    prepares = goes_on & np.append(sends[1:], False)[: first.size]
+    finishes = ~prepares & np.isin(launched[first], waits.span) & np.append(False, same & sends[:-1])[: first.size]
+    lasted = spans.end_ns - spans.start_ns
+    lanes, most = int(spans.lane.max(initial=-1)) + 1, compute_lane(spans.lane, spans.kind, lasted)
+    computed_ns = sum_by(spans.lane[spans.kind == COMPUTE], lasted[spans.kind == COMPUTE], lanes)
+    little = computed_ns <= LITTLE * computed_ns.max(initial=0)
+    serves = np.zeros(lanes, np.bool_)
+    for each in values_in(lane[first[prepares]]).tolist():
+        own, kinds = lane[first] == each, spans.kind[spans.lane == each]
+        # Of a copy the host may wait for the result.
+        ends = finishes & (little[each] and bool((kinds == COMPUTE).all()))
+        serves[each] = (
+            each != most
+            and not (kinds == COMM).any()
+            and any((prepares | also)[own].sum() >= AGREE * (goes_on | also)[own].sum() for also in (False, ends))
+        )
+    finishing = np.zeros(spans.lane.size, np.bool_)
+    finishing[launched] = np.repeat(finishes, np.diff(np.append(first, launched.size)))
+    serving = serves[spans.lane]
+    return Serving(prepares=serving & ~finishing, finishes=serving & finishing)
 
 
 def asked_for(spans: Spans, launched: Flags, waits: StreamWaits, serves: Flags) -> Ints | None:
-    """Return when calls made a stream wait for an event, but for the waits that each communication and what prepares
-    it (`serves`) make of their own before their launch, ascending; None where the recording shows no such calls.
+    """Return when calls made a stream wait for an event, but for the waits that each communication and what serves it
+    (`serves`) make of their own before their launch, ascending; None where the recording shows no such calls.
 
     Of several calls before a launch the last is its own: of communication where all `launched` on its stream have one.
     """

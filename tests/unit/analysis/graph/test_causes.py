@@ -563,6 +563,37 @@ def test_a_kernel_that_prepares_the_next_call_is_not_the_compute_that_waits() ->
     assert found["dependency"] == pytest.approx(400, abs=20)
 
 
+def sharded_layer(at: int, *waits: Operation, backward_us: int = 600) -> list[Operation]:
+    """Backward of a layer whose gradients are copied, reduced and cast on streams 2 and 1, with the gather that the
+    next layer's backward waits for behind the reduction; and what else is asked for before that."""
+    return [
+        Launch(0, backward_us * US), Record(f"done {at}", 0), Wait(f"done {at}", 2), Launch(2, 20 * US),
+        Record(f"copied {at}", 2), Wait(f"copied {at}", 1), Launch(1, 200 * US, COMM, "reduce"),
+        Record(f"reduced {at}", 1), Wait(f"reduced {at}", 2), Launch(2, 10 * US), Record(f"cast {at}", 2),
+        Launch(3, 5 * US), Record(f"parts {at}", 3), Wait(f"parts {at}", 1), Launch(1, 100 * US, COMM, "gather"),
+        Record(f"gathered {at}", 1), *waits, Wait(f"gathered {at}", 0),
+    ]  # fmt: skip
+
+
+def test_a_kernel_that_casts_what_was_reduced_is_not_the_compute_that_waits() -> None:
+    """As FSDP casts reduced gradients beside the next gather, which the reduction held on its stream."""
+    program = [*(each for at in range(3) for each in sharded_layer(at)), Launch(0, 600 * US)]
+    found = figures(simulate({0: program}, record_syncs=False)).exposed_causes
+    assert found["ahead"] == pytest.approx(3 * 200 * US, abs=20 * US)
+    assert found["dependency"] == pytest.approx(3 * 90 * US, abs=20 * US)
+
+
+def test_compute_that_waits_for_the_cast_waits_for_what_was_reduced() -> None:
+    layers = [sharded_layer(at, Wait(f"cast {at}", 0)) for at in range(3)]
+    program = [*(each for layer in layers for each in layer), Launch(0, 600 * US)]
+    assert "ahead" not in figures(simulate({0: program})).exposed_causes
+
+
+def test_a_stream_that_computes_much_does_not_only_finish_calls() -> None:
+    program = [*(each for at in range(3) for each in sharded_layer(at, backward_us=150)), Launch(0, 150 * US)]
+    assert "ahead" not in figures(simulate({0: program}, record_syncs=False)).exposed_causes
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(programs)
