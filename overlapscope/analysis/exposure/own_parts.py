@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import EVENTS_MISSING
 from overlapscope.analysis.cross_rank.optimizer_cycles import own_cycle_ends
@@ -14,7 +15,7 @@ from overlapscope.analysis.exposure.owned_comm import OwnedComm, of_rows, own_co
 from overlapscope.analysis.graph.call_queue import Queue
 from overlapscope.analysis.graph.found_causes import Ahead, OwnCauses
 from overlapscope.analysis.per_rank.following_compute import Following, cycles_at, following
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints, take
 from overlapscope.timeline.intervals import (
     BusyTime,
     Intervals,
@@ -70,7 +71,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     ready = _ready(timeline, launch, causes.finishing)
     # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
     known = (launch != NONE) & (ready != NONE) & (causes.reason not in (*EVENTS_MISSING, "unexplained_waits"))
-    step, after = _followed(timeline, own_comm)
+    step, after = _followed(timeline, own_comm, causes.finishing)
     serial, next_ns = _serial(timeline, own_comm), _next_compute_ns(timeline, own_comm)
     before_optimizer = after.before_optimizer(step, own_comm.start_ns, own_comm.end_ns)
     awaited = (next_ns != NONE) & (serial | _ends_with_it(timeline, own_comm, next_ns))
@@ -90,13 +91,16 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
     )
 
 
-def _followed(timeline: RankTimeline, own_comm: OwnedComm) -> tuple[Ints, Following]:
-    """Return the step of each owner, NONE where none is known, and what steps compute; where none is marked, steps are
-    the cycles of the optimizer: what follows its gradients alone is then known as well."""
+def _followed(timeline: RankTimeline, own_comm: OwnedComm, finishing: Ints | None) -> tuple[Ints, Following]:
+    """Return the step of each owner, NONE where none is known, and what steps compute, but for what only finishes calls
+    (`finishing`, rows); where none is marked, steps are the cycles of the optimizer: what follows its gradients alone
+    is then known as well."""
     ends_ns = own_cycle_ends(timeline)
-    if not ends_ns.size:
-        return of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
-    return cycles_at(ends_ns, own_comm.start_ns), following(timeline, ends_ns)
+    step = cycles_at(ends_ns, own_comm.start_ns) if ends_ns.size else of_rows(timeline.collectives.step, own_comm, NONE)
+    if finishing is not None and finishing.size:
+        rest = np.delete(np.arange(timeline.num_spans), finishing)
+        timeline = replace(timeline, spans=take(timeline.spans, rest))
+    return step, following(timeline, ends_ns if ends_ns.size else None)
 
 
 def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:

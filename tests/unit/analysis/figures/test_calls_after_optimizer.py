@@ -92,6 +92,17 @@ def test_what_other_compute_waits_for_beside_a_call_that_ends_before_the_optimiz
     assert found.within((35, 100)) == {"dependency": 25, "tail": 10}
 
 
+@pytest.mark.parametrize(("finishes", "cause"), [(True, "tail"), (False, "dependency")])
+def test_what_only_finishes_a_call_is_no_compute_before_the_optimizer(cause: str, *, finishes: bool) -> None:
+    rank = rank_of(0, [(30, 60, 20)], [(0, 30, "gemm"), (60, 70, "cast"), (95, 99, "optimizer")], has_device=True)
+    run, cross_rank = Run(world_size=1, ranks={0: rank}), CrossRank()
+    cast = np.flatnonzero((rank.spans.start_ns == 60) & finishes)
+    awaited = {"dependency": union((np.array([30]), np.array([60])))}
+    parts = {0: own_parts(rank, OwnCauses(idle={}, exposed=awaited, finishing=cast))}
+    ((_, found),) = each_causes(run, cross_rank, {0: Coverage.of(rank.spans)}, parts, cross_rank.transfers(run))
+    assert found.within((30, 60)) == {cause: 30}
+
+
 BACKWARD: tuple[tuple[str, str, int, int], ...] = (("gemm", "aten::mm", 0, 20), ("gemm", "aten::mm", 25, 39))
 CLIPPED = (("multi_tensor_apply_kernel", "aten::_foreach_norm", 60, 62), ("optimizer", "", 63, 70))
 SCALED = (("kernel", "aten::_amp_foreach_non_finite_check_and_unscale_", 60, 61),
