@@ -19,6 +19,8 @@ LIBRARY_COPY: Final = re.compile(r"\bhorovod::common::batched_\w*memcpy")
 NORM_OPS: Final = frozenset({
     "aten::_foreach_norm", "aten::linalg_vector_norm", "aten::_amp_foreach_non_finite_check_and_unscale_",
 })  # fmt: skip
+NORM_KERNEL: Final = re.compile(r"\b(?:LpNormFunctor|L2NormFunctor)\b")
+"""Kernels of `aten::_foreach_norm` and of apex's `multi_tensor_l2norm`, which may stand without an operation."""
 CLIP_OPS: Final = NORM_OPS | {
     "aten::stack", "aten::cat", "aten::add", "aten::reciprocal", "aten::div", "aten::mul", "aten::clamp",
     "aten::mul_", "aten::_foreach_mul_", "aten::copy_", "aten::_to_copy", "aten::_amp_update_scale_",
@@ -98,7 +100,8 @@ def following(timeline: RankTimeline, cycle_ends_ns: Ints | None = None) -> Foll
         """Return when the last of these spans began in each step; NONE without any."""
         return largest_by(np.searchsorted(numbers, steps[rows]), spans.start_ns[rows], numbers.size)
 
-    clips, norms = (_of_ops(timeline, others, each) for each in (CLIP_OPS, NORM_OPS))
+    by_kernel = rows_named(spans.name[others], timeline.names, NORM_KERNEL.search)
+    clips, norms = (_of_ops(timeline, others, each) | by_kernel for each in (CLIP_OPS, NORM_OPS))
 
     def without_clips(chosen: Flags) -> Ints:
         """Return when the last of these others began, without the norms of gradients that they end with."""

@@ -18,6 +18,8 @@ CALL_ENDS = 50
         ([("multi_tensor_apply_kernel", "aten::_foreach_norm"), ("elementwise", "aten::_foreach_mul_")], False),
         ([("multi_tensor_apply_kernel", "aten::_foreach_norm"), ("gemm", "aten::mm")], True),
         ([("gemm", "aten::mm"), ("multi_tensor_apply_kernel", "aten::_foreach_norm")], True),
+        ([("multi_tensor_apply_kernel<LpNormFunctor<float, 2>>", None), ("elementwise", "aten::mul")], False),
+        ([("multi_tensor_apply_kernel<L2NormFunctor<float>>", None), ("gemm", "aten::mm")], True),
         ([("void horovod::common::batched_scaled_memcpy_k<float, 1024>(...)", None)], False),
         ([("void horovod::common::batched_memcpy_k<1024>(...)", None), ("gemm", "aten::mm")], True),
     ],
