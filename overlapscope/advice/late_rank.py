@@ -383,7 +383,8 @@ def _removal(
     steps are known; None where no replay says it.
 
     Where its device became slower in the recording, that is of the steps since. A step that is cut short lacks what its
-    host does before the next one, so that one that is late for its host is worth its excess over the other steps.
+    host does before the next one, so that one that is late for its host is worth its excess over the other steps, or at
+    least over all.
     """
     window = _window(analysis)
     if straggler is None or straggler.removal_ns is None:
@@ -392,8 +393,8 @@ def _removal(
     if window == "step" and of_step:
         cut, steps = (len(each) for each in (_cut_short(analysis), analysis.headline.job_steps))
         of_steps = steps / (steps - cut) if straggler.held_by == "host" and cut < steps else 1.0
-        middle, low, high = (round(of_steps * each) for each in straggler.evidence.get(REMOVAL_SINCE, of_step))
-        return (middle, low, high), "step"
+        middle, low, high = straggler.evidence.get(REMOVAL_SINCE, of_step)
+        return (round(of_steps * middle), low, round(of_steps * high)), "step"
     low, high = straggler.removal_low_ns or 0, straggler.removal_high_ns or 0
     return (straggler.removal_ns, low, high), "recording"
 

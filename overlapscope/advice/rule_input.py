@@ -107,7 +107,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         windows = {rank: _windows(own, cut, of_steps=of_steps) for rank, own in alone.items()}
         numbers = {rank: _numbers(own, cut, of_steps=of_steps) for rank, own in alone.items()}
         known = [own for own in alone.values() if own.no_causes_reason != DAMAGED]
-        without = {*left_out(analysis.headline), *cut}
+        without = {*_long_steps(analysis), *cut}
         return cls(
             run=run,
             job=job_kind(run),
@@ -317,8 +317,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def long_steps(self) -> frozenset[int]:
-        """The few long steps that the shares of causes leave out."""
-        return left_out(self.figures) if self.per == "step" else frozenset()
+        """The few long steps that the shares of causes leave out; a mean step that stands for all holds them."""
+        return _long_steps(self.analysis) if self.per == "step" else frozenset()
 
     def in_one_step(self, by_window: Mapping[int, Ints]) -> tuple[int, float] | None:
         """Return the step that holds most (`IN_ONE_STEP`) of times in the windows of ranks, with its time, mean over
@@ -408,11 +408,17 @@ def recomputed_ns(each: Recommendation) -> float:
     return float(MAY_FIT * each.evidence.get(AGAIN_NS, 0))
 
 
+def _long_steps(analysis: Analysis) -> frozenset[int]:
+    mean = analysis.mean_step
+    of_all = mean is not None and mean.because in OF_MEAN_STEP and mean.exposed_comm_ns is not None
+    return frozenset() if of_all else left_out(analysis.headline)
+
+
 def _of_main_step(analysis: Analysis) -> Headline:
     """Return the headline with the figures of the mean step in place of the median one's, where that stands first for
     one of `OF_MEAN_STEP`."""
     head, mean = analysis.headline, analysis.mean_step
-    if mean is None or mean.because not in OF_MEAN_STEP:
+    if mean is None or mean.because not in OF_MEAN_STEP or mean.exposed_comm_ns is None:
         return head
     return replace(
         head,

@@ -105,6 +105,8 @@ def _no_graph(run: Run) -> NoRemoval | None:
     """Return why no graph of all ranks says what the removal of one is worth; None where it may."""
     if not all(timeline.has_device for timeline in run.ranks.values()):
         return "no_device"
+    if any(timeline.ends_early for timeline in run.ranks.values()):
+        return "cut_file"
     return None if all(timeline.has_host_events for timeline in run.ranks.values()) else "no_host_events"
 
 

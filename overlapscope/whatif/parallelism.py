@@ -104,7 +104,11 @@ def unsupported_options(kind: Parallelism, *, is_ddp: bool) -> dict[str, str]:
             "--link-speed": "for DDP, links twice as fast are always replayed, and no other speed",
             "--algorithm": "for DDP, transfer times are the recorded ones; `overlapscope plan` accepts formulas",
         }
-    no_buckets = "its buckets cannot be replayed" if is_ddp else "not recognised as DDP, so it has no buckets"
+    no_buckets = (
+        "its buckets cannot be replayed"
+        if is_ddp and kind == "other"
+        else "not recognised as DDP, so it has no buckets"
+    )
     return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
 
 

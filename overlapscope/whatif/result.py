@@ -128,12 +128,17 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
 
 def with_recorded_exposed(rows: Sequence[Scenario], step: StepMedians | None) -> list[Scenario]:
     """Return the scenarios with the exposed time that was recorded: the headline's for the present settings, which come
-    first, and for the others as many times that as in their replay. Without a recorded step they stay as they are."""
+    first, and for the others as many times that as in their replay, or, where that replay has none, so much more: at
+    most their step. Without a recorded step they stay as they are."""
     if step is None:
         return list(rows)
     replayed_ns = rows[0].exposed_comm_ns
     times = step.exposed_comm_ns / replayed_ns if replayed_ns else 1.0
-    others = [replace(each, exposed_comm_ns=round(each.exposed_comm_ns * times)) for each in rows[1:]]
+    more_ns = 0 if replayed_ns else step.exposed_comm_ns
+    others = [
+        replace(each, exposed_comm_ns=min(round(each.exposed_comm_ns * times + more_ns), round(each.predicted_step_ns)))
+        for each in rows[1:]
+    ]
     return [replace(rows[0], exposed_comm_ns=step.exposed_comm_ns), *others]
 
 

@@ -321,9 +321,8 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
 
 def _idle_in_and_after(found: HostTime, lost: RankLoss) -> str:
     """Return what idle time because of calls consists of, with how much each is where the loss is that of all ranks."""
-    inside, after = (f"{ms(each)} " for each in (found.ns - found.after_ns, found.after_ns))
-    if lost.ns != found.ns:
-        inside = after = ""
+    known = lost.ns == found.ns > found.after_ns > 0
+    inside, after = (f"{ms(each)} " if known else "" for each in (found.ns - found.after_ns, found.after_ns))
     return (
         f"idle time: {inside}while the host was in these calls, {after}while it launched again after they had emptied "
         "the device"

@@ -1,5 +1,6 @@
 """How much of a step's exposed communication is of the rank that decides how long the step takes."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Final
@@ -64,11 +65,13 @@ def deciding(given: RuleInput) -> Deciding | None:
     if not given.run_has_device or given.per != "step":
         return None
     without = left_out(head)
-    by_step: dict[int, dict[int, StepBreakdown]] = {}
+    by_step: dict[tuple[int, int], dict[int, StepBreakdown]] = {}
     for info in given.analysis.ranks:
+        seen = Counter[int]()  # recordings of a rank may use a number again
         for each in info.steps:
             if each.complete and each.step not in without and each.compute_ns is not None:
-                by_step.setdefault(each.step, {})[info.rank] = each
+                by_step.setdefault((each.step, seen[each.step]), {})[info.rank] = each
+                seen[each.step] += 1
     steps = [of for of in by_step.values() if len(of) == len(given.analysis.ranks) >= FEWEST]
     if len(steps) < FEWEST:
         return None

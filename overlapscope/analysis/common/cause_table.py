@@ -276,8 +276,9 @@ EVENTS_MISSING: Final[tuple[NoCauses, ...]] = (SAMPLED, CUT_FILE)
 WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")
 """Of these reasons those for which nothing is known of the host."""
 NoRemoval = Literal[
-    "no_device", "no_host_events", "unexplained_waits", "hidden_waits", "replay_differs", "too_large", "no_like_peer"
-]
+    "no_device", "no_host_events", "cut_file", "unexplained_waits", "hidden_waits", "replay_differs", "too_large",
+    "no_like_peer",
+]  # fmt: skip
 """Why it is not known what the removal of a late rank is worth; `no_device`: its host computes, and what it would do
 sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)

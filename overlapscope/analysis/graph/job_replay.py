@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.unseen_members import may_not_be_replayed
 from overlapscope.analysis.graph.answers import (
@@ -253,6 +254,8 @@ def _refusal(run: Run, cross_rank: CrossRank) -> str | None:
         return NO_DEVICE
     if not all(each.has_host_events for each in ranks.values()):
         return NO_HOST_EVENTS
+    if any(each.ends_early for each in ranks.values()):
+        return NO_CAUSES["cut_file"]
     unseen = may_not_be_replayed(run, cross_rank.waited_for_unseen_ns)
     if (why_not := WHY_NOT[UNSEEN] if unseen else graph_too_large(run)) is not None:
         return why_not

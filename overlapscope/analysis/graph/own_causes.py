@@ -3,6 +3,7 @@ run's for the critical paths of its steps."""
 
 from collections.abc import Mapping
 
+from overlapscope.analysis.common.cause_table import CUT_FILE
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import CriticalPath, HostPauses, Windows, ranks_of_graph
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
@@ -13,6 +14,8 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> OwnCauses:
     """Return the causes that the graph of a rank names."""
+    if timeline.ends_early:
+        return OwnCauses(reason=CUT_FILE)
     if timeline.host_is_lost:
         return OwnCauses(reason="unreadable_host_events")
     if not timeline.has_host_events:

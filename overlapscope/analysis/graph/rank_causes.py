@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.cause_table import CUT_FILE, SAMPLED, NoCauses
+from overlapscope.analysis.common.cause_table import SAMPLED, NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.exposed import AHEAD, EXPOSED_CAUSES, ExposedPieces, exposed_pieces
@@ -39,8 +39,6 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
 
     Both cover what lies between the first and the last span of each recording exactly.
     """
-    if timeline.ends_early:
-        return OwnCauses(reason=CUT_FILE)
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
     idle, exposed, ahead, losses, polled, finishing = [], [], [], list[HostLoss](), [], []
     for recording in range(size(timeline.recordings)):
@@ -114,6 +112,10 @@ def _joined(losses: Sequence[HostLoss]) -> tuple[HostLoss, ...]:
 
     same = [list(each) for _, each in groupby(sorted(losses, key=what), key=what)]
     return tuple(
-        replace(max(each, key=lambda one: one.longest[1] - one.longest[0]), when=union(*(one.when for one in each)))
+        replace(
+            max(each, key=lambda one: one.longest[1] - one.longest[0]),
+            when=union(*(one.when for one in each)),
+            after=union(*after) if (after := [one.after for one in each if one.after is not None]) else None,
+        )
         for each in same
     )

@@ -101,8 +101,9 @@ def _whole(gain: float) -> str:
     return f"{gain * 100:+.0f} %"
 
 
-def render_brief(recommendations: Sequence[Recommendation], most: int = MOST_BRIEF) -> str:
-    """Return the first `most` recommendations, one line each with the gain; empty without any."""
+def render_brief(recommendations: Sequence[Recommendation], most: int = MOST_BRIEF, *, may_replay: bool = True) -> str:
+    """Return the first `most` recommendations, one line each with the gain; empty without any. `may_replay`: whether
+    a replay may find others."""
     if not recommendations:
         return ""
     lines = []
@@ -113,7 +114,9 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = MOST_BRI
     left = len(recommendations) - most
     where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
     more = [f"{left} more"] if left > 0 else []
-    return "\n".join(["What to change:", *lines, *more, *_by_replay_alone(recommendations), where])
+    return "\n".join(
+        ["What to change:", *lines, *more, *(_by_replay_alone(recommendations) if may_replay else []), where]
+    )
 
 
 def _by_replay_alone(recommendations: Sequence[Recommendation]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from textwrap import fill
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES, START_OF_RECORDING, WITHOUT_HOST
+from overlapscope.analysis.common.cause_table import EVENTS_MISSING, NO_CAUSES, START_OF_RECORDING, WITHOUT_HOST
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
@@ -88,7 +88,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     if details:
         parts.append(source_table_text(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
-    parts.append(advice_text.render_brief(analysis.recommendations))
+    whole = not any(info.no_causes_reason in EVENTS_MISSING for info in analysis.ranks)
+    parts.append(advice_text.render_brief(analysis.recommendations, may_replay=whole))
     parts.append("" if details else _more(analysis))
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -354,5 +354,10 @@ def own_window_ns(analysis: Analysis) -> int | None:
     overlap = mean is not None and mean.because == "steps_overlap"
     if not overlap and not (head.steps_by == "job_step" and outside_ns >= APART * step_ns > 0):
         return None
-    own = [each.window_ns for info in analysis.ranks for each in info.steps if each.step == step and each.window_ns]
+    own = [
+        each.window_ns
+        for info in analysis.ranks
+        for each in info.steps
+        if info.rank in head.ranks and each.complete and each.step == step and each.window_ns
+    ]
     return round(fmean(own)) if own else None

@@ -260,4 +260,4 @@ def test_a_step_that_is_cut_short_lacks_what_a_late_host_does_at_its_end(held_by
     found = late_rank(given)
     assert found is not None
     gains = (found.gain_low_ns, found.predicted_gain_ns, found.gain_high_ns)
-    assert gains == tuple(round(of_steps * each * MS) for each in (2, 3, 4))
+    assert gains == (2 * MS, round(of_steps * 3 * MS), round(of_steps * 4 * MS)), "some of it may lie within the step"

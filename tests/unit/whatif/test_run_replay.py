@@ -83,6 +83,10 @@ def test_the_first_row_has_the_exposed_time_of_the_headline_and_the_others_chang
     rows = [present(100, 10), present(95, 5, link_speed=2.0)]
     assert [each.exposed_comm_ns for each in with_recorded_exposed(rows, step)] == [6 * MS, 3 * MS]
     assert with_recorded_exposed(rows, None) == rows
+    long = [present(100, 2), present(95, 40, link_speed=0.5)]
+    assert [each.exposed_comm_ns for each in with_recorded_exposed(long, step)] == [6 * MS, 95 * MS], "at most a step"
+    none = [present(100, 0), present(95, 1, link_speed=0.5)]
+    assert [each.exposed_comm_ns for each in with_recorded_exposed(none, step)] == [6 * MS, 7 * MS]
 
 
 def test_where_nothing_is_replayed_the_parts_of_the_recorded_step_are_bounds() -> None:

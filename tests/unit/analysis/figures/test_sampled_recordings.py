@@ -7,6 +7,9 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import advise, analyze_with_advice
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import CUT_FILE, NO_CAUSES, SAMPLED
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.job_replay import job_replay
+from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.report.text.analysis import render
 from overlapscope.timeline.columns import take
 from overlapscope.timeline.run import Run
@@ -100,6 +103,17 @@ def test_of_a_file_that_ends_early_any_event_may_be_missing() -> None:
     assert "Events of ranks 0, 1 may be missing at any time, as the file ends early:" in shown
     assert f"what ran then is unknown because {NO_CAUSES[CUT_FILE]}." in shown
     assert "launch" not in shown
+
+
+def test_of_a_cut_file_nothing_is_replayed_and_no_rank_is_worth_anything_with_host_events_or_without() -> None:
+    run = cut(0, 1)
+    together = match_and_align(run)
+    assert job_replay(run, together) == NO_CAUSES[CUT_FILE]
+    silent = {
+        rank: replace(each, recordings=replace(each.recordings, host_events=np.zeros(1, np.bool_)))
+        for rank, each in run.ranks.items()
+    }
+    assert {own_causes(each).reason for each in (*silent.values(), *run.ranks.values())} == {CUT_FILE}
 
 
 def test_one_cut_file_of_two_leaves_figures_and_rules_to_the_other() -> None:
