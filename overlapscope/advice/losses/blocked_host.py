@@ -321,7 +321,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
 
 def _idle_in_and_after(found: HostTime, lost: RankLoss) -> str:
     """Return what idle time because of calls consists of, with how much each is where the loss is that of all ranks."""
-    known = lost.ns == found.ns > found.after_ns > 0
+    known = lost.ns == found.ns > 0
     inside, after = (f"{ms(each)} " if known else "" for each in (found.ns - found.after_ns, found.after_ns))
     return (
         f"idle time: {inside}while the host was in these calls, {after}while it launched again after they had emptied "

@@ -108,7 +108,7 @@ def rank_findings(runs: Iterable[MeasuredRun], ranks: Sequence[int]) -> list[Fin
     if not ranks:
         title = "no rank was recorded in all runs, or the world sizes differ: all ranks of each run are compared"
         return [Finding(id="ranks_differ", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)]
-    lacking = "without a complete step in some run" if len(recorded) < 2 else "not recorded in all runs"
+    lacking = "without a complete step in some run" if len(recorded) < 2 else "not recorded whole in all runs"
     title = f"compared: {rank_list(ranks)}; {lacking}: {rank_list(others)}"
     return [
         Finding(

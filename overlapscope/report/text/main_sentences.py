@@ -325,7 +325,8 @@ def _lacking(analysis: Analysis) -> Iterator[str]:
         why = LONGEST_BECAUSE.get((head.longest_because, head.window))
         longest = f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank"
         shown, fraction = share_text(head), percent(head.exposed_fraction)
-        yield longest + ("." if shown == fraction else f"; of ranks' own windows {fraction} is exposed, in the median.")
+        own = "." if shown == fraction else f"; of ranks' own windows {fraction} is exposed, in the median."
+        yield fill(f"{longest}{own}", MAX_WIDTH)
         return
     if head.pace_ns is not None:
         yield f"Steps of the ranks overlap: the job begins one every {ms(head.pace_ns)} ms{_of_pace(analysis)}."

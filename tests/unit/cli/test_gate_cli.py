@@ -176,7 +176,7 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
     assert comparison["ranks"] == [0]
     assert {each["difference"] for each in gate["metrics"] if each["gates"]} == {0}
     findings = {each["id"]: each["title"] for each in comparison["findings"] if each["severity"] == "warning"}
-    assert findings["ranks_differ"] == "compared: rank 0; without a complete step in some run: rank 1"
+    assert findings["ranks_differ"] == "compared: rank 0; not recorded whole in all runs: rank 1"
     assert any(
         "truncated, the rest is missing" in title
         for id_, title in findings.items()
@@ -184,7 +184,7 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
     )
     saved = tmp_path / "gate.json"
     saved.write_text(json.dumps(gate), encoding="utf-8")
-    assert "without a complete step in some run: rank 1" in stdout_of(capsys, "report", saved)
+    assert "not recorded whole in all runs: rank 1" in stdout_of(capsys, "report", saved)
 
 
 @pytest.mark.slow
