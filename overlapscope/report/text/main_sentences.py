@@ -94,7 +94,7 @@ def further_sentences(analysis: Analysis) -> list[str]:
             f"{ms(few.quiet_ns)} ms; in the mean {more}."
         )
     lines += [*_left_out(analysis), *_cut_text(head), *_outside(analysis), *_lacking(analysis)]
-    return [*lines, *_repeated(analysis), *_sampled(analysis)]
+    return [*lines, *_repeated(analysis), *_lacking_events(analysis)]
 
 
 def _median_step_text(analysis: Analysis) -> str:
@@ -162,7 +162,7 @@ def _repeated(analysis: Analysis) -> Iterator[str]:
         )
 
 
-def _sampled(analysis: Analysis) -> Iterator[str]:
+def _lacking_events(analysis: Analysis) -> Iterator[str]:
     """Yield what the figures are worth where events of ranks are missing."""
     by_reason = {
         each: [info.rank for info in analysis.ranks if info.no_causes_reason == each] for each in EVENTS_MISSING

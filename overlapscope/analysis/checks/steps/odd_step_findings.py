@@ -1,4 +1,4 @@
-"""Say which steps are outliers, on which ranks, and what most of one went to.
+"""State which steps are outliers, on which ranks, and what most of one went to.
 
 Most outliers concern many ranks at once: one step on several ranks is one finding. A step is odd for one figure only:
 where its length is, that is said, and what most of it went to.
